@@ -1,0 +1,408 @@
+"""Facts, in the past tense, and how each changes the state of a run: `apply(state, event)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from surefoot.core.fleet import (
+    CheckpointCost,
+    Ending,
+    Fleet,
+    FleetCost,
+    Instance,
+    InstanceState,
+    Progress,
+)
+from surefoot.core.market import Capacity, Market, Offering, Pool
+from surefoot.core.plan import Decision, Memory
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """A run began, or a controller took it over again (`resumed`)."""
+
+    at_ms: int
+    run: str
+    resumed: bool = False
+    step: int = 0
+    """Newest durable step found when it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferingsSeen:
+    """The provider told prices (and perhaps availability) of some pools."""
+
+    at_ms: int
+    offerings: tuple[Offering, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The core decided; recorded before anything is acted on."""
+
+    at_ms: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRequested:
+    """We intend to launch one VM; `token` is the idempotency token. Written before the call."""
+
+    at_ms: int
+    token: str
+    pool: Pool
+    capacity: Capacity
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLaunched:
+    """The provider accepted the launch; billing begins."""
+
+    at_ms: int
+    token: str
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """The provider refused. `kind` is an error class name of `surefoot.errors`."""
+
+    at_ms: int
+    token: str
+    kind: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReady:
+    """The VM's worker can join the group."""
+
+    at_ms: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeReceived:
+    """The provider will take the VM at `deadline_ms` (or at any moment, if that has passed)."""
+
+    at_ms: int
+    token: str
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """We let the VM go; written before anything is asked of it."""
+
+    at_ms: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGone:
+    """The VM is gone; billing ends at `at_ms` (when it happened, if known, else when seen)."""
+
+    at_ms: int
+    token: str
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFormed:
+    """The members trained their first step together as `generation`, having begun at `step`."""
+
+    at_ms: int
+    generation: int
+    members: tuple[str, ...]
+    step: int
+    lost_steps: int = 0
+    """Steps that had been computed beyond `step` and are thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroken:
+    """Training paused: a member was lost, or membership is about to change."""
+
+    at_ms: int
+    generation: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDone:
+    """Training reached `step`. `step_ms` is the recent time per step; loss where reported."""
+
+    at_ms: int
+    step: int
+    step_ms: int
+    loss: float | None = None
+    tokens: int = 0
+    """Tokens (or samples) per step, for display."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    """A checkpoint of `step` became durable; `begun_ms` is when its snapshot was taken."""
+
+    at_ms: int
+    step: int
+    begun_ms: int
+    stall_ms: int
+    persist_ms: int
+    size_bytes: int = 0
+    emergency: bool = False
+    margin_ms: int | None = None
+    """For an emergency save: time left before the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A save was void; the previous checkpoint stands."""
+
+    at_ms: int
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreDone:
+    """State was loaded from a checkpoint of `step` (a whole group was lost, or a resume)."""
+
+    at_ms: int
+    step: int
+    restore_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostMeasured:
+    """A measured cost of changing the fleet: `name` is a field of FleetCost."""
+
+    at_ms: int
+    name: str
+    value_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeen:
+    """A figure of the user's training, e.g. `val_loss`, for reports only."""
+
+    at_ms: int
+    name: str
+    value: float
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The run is over: `outcome` is done, stopped, failed or refused."""
+
+    at_ms: int
+    outcome: str
+    message: str = ""
+
+
+Event = (
+    RunStarted
+    | OfferingsSeen
+    | Decided
+    | InstanceRequested
+    | InstanceLaunched
+    | LaunchFailed
+    | InstanceReady
+    | NoticeReceived
+    | DrainStarted
+    | InstanceGone
+    | GroupFormed
+    | GroupBroken
+    | StepsDone
+    | CheckpointCommitted
+    | CheckpointFailed
+    | RestoreDone
+    | CostMeasured
+    | MetricSeen
+    | RunEnded
+)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything about a run that events determine. Start from `State()`."""
+
+    run: str = ""
+    now_ms: int = 0
+    market: Market = Market(0)
+    fleet: Fleet = Fleet()
+    progress: Progress = Progress()
+    save_cost: CheckpointCost = CheckpointCost()
+    fleet_cost: FleetCost = FleetCost()
+    notices: tuple[int, int] = (0, 0)
+    """(preemptions whose emergency save was durable in time, all preemptions)."""
+    memory: Memory = field(default_factory=dict)
+    outcome: str | None = None
+
+
+def apply(state: State, event: Event) -> State:
+    """Return the state after `event`. Pure; events about unknown or gone VMs change nothing."""
+    state = replace(state, now_ms=max(state.now_ms, event.at_ms))
+    match event:
+        case RunStarted():
+            progress = replace(state.progress, members=0)
+            if event.step:
+                progress = replace(progress, steps_done=event.step, steps_safe=event.step)
+            return replace(state, run=event.run, outcome=None, progress=progress)
+        case OfferingsSeen():
+            market = state.market.updated(event.offerings, at_ms=event.at_ms)
+            return replace(state, market=market)
+        case Decided():
+            return replace(state, memory=event.decision.plan.memory)
+        case InstanceRequested():
+            return _with(state, _requested(event))
+        case (
+            InstanceLaunched()
+            | LaunchFailed()
+            | InstanceReady()
+            | NoticeReceived()
+            | DrainStarted()
+            | InstanceGone()
+        ):
+            return _apply_instance(state, event)
+        case (
+            GroupFormed()
+            | GroupBroken()
+            | StepsDone()
+            | CheckpointCommitted()
+            | CheckpointFailed()
+            | RestoreDone()
+        ):
+            return _apply_training(state, event)
+        case CostMeasured():
+            return replace(state, fleet_cost=_smoothed(state.fleet_cost, event))
+        case MetricSeen():
+            return state
+        case RunEnded():
+            return replace(state, outcome=event.outcome)
+        case _:
+            assert_never(event)
+
+
+def _requested(event: InstanceRequested) -> Instance:
+    return Instance(
+        token=event.token,
+        pool=event.pool,
+        capacity=event.capacity,
+        state=InstanceState.REQUESTED,
+        requested_ms=event.at_ms,
+        speed=event.speed,
+    )
+
+
+def _with(state: State, instance: Instance) -> State:
+    return replace(state, fleet=state.fleet.with_instance(instance))
+
+
+InstanceEvent = (
+    InstanceLaunched | LaunchFailed | InstanceReady | NoticeReceived | DrainStarted | InstanceGone
+)
+
+
+def _apply_instance(state: State, event: InstanceEvent) -> State:
+    vm = state.fleet.get(event.token)
+    if vm is None:
+        return state
+    match event:
+        case InstanceLaunched():
+            if vm.state is not InstanceState.REQUESTED:
+                return state
+            vm = replace(
+                vm.moved(InstanceState.STARTING),
+                instance_id=event.instance_id,
+                launched_ms=event.at_ms,
+            )
+        case LaunchFailed():
+            vm = replace(vm, state=InstanceState.GONE, ending=Ending.LAUNCH_FAILED)
+        case InstanceReady():
+            if vm.state is not InstanceState.STARTING:
+                return state
+            vm = replace(vm.moved(InstanceState.READY), ready_ms=event.at_ms)
+        case NoticeReceived():
+            if vm.state in (InstanceState.NOTICED, InstanceState.DRAINING, InstanceState.REQUESTED):
+                return _with(state, replace(vm, notice_deadline_ms=event.deadline_ms))
+            vm = replace(vm.moved(InstanceState.NOTICED), notice_deadline_ms=event.deadline_ms)
+        case DrainStarted():
+            if vm.state in (InstanceState.DRAINING, InstanceState.REQUESTED):
+                return state
+            vm = vm.moved(InstanceState.DRAINING)
+        case InstanceGone():
+            state = _count_preemption(state, event)
+            vm = replace(
+                vm, state=InstanceState.GONE, gone_ms=event.at_ms, ending=event.ending
+            )
+        case _:
+            assert_never(event)
+    return _with(state, vm)
+
+
+def _count_preemption(state: State, event: InstanceGone) -> State:
+    if not event.ending.is_preemption:
+        return state
+    saved, total = state.notices
+    saved += event.ending is Ending.PREEMPTED_NOTICE
+    return replace(state, notices=(saved, total + 1))
+
+
+TrainingEvent = (
+    GroupFormed | GroupBroken | StepsDone | CheckpointCommitted | CheckpointFailed | RestoreDone
+)
+
+
+def _apply_training(state: State, event: TrainingEvent) -> State:
+    progress = state.progress
+    match event:
+        case GroupFormed():
+            progress = replace(
+                progress,
+                members=len(event.members),
+                generation=event.generation,
+                steps_done=event.step,
+                steps_lost=progress.steps_lost + event.lost_steps,
+            )
+        case GroupBroken():
+            progress = replace(progress, members=0)
+        case StepsDone():
+            progress = replace(progress, steps_done=event.step, step_ms=event.step_ms)
+        case CheckpointCommitted():
+            progress = replace(
+                progress,
+                steps_safe=max(progress.steps_safe, event.step),
+                last_save_ms=max(progress.last_save_ms, event.begun_ms),
+            )
+            cost = replace(
+                state.save_cost,
+                stall_ms=event.stall_ms,
+                persist_ms=event.persist_ms,
+            )
+            state = replace(state, save_cost=cost)
+        case CheckpointFailed():
+            pass
+        case RestoreDone():
+            cost = replace(state.save_cost, restore_ms=event.restore_ms)
+            state = replace(state, save_cost=cost)
+        case _:
+            assert_never(event)
+    return replace(state, progress=progress)
+
+
+def _smoothed(cost: FleetCost, event: CostMeasured) -> FleetCost:
+    """Blend a new measurement in with weight one half, so that one outlier fades quickly."""
+    values: Mapping[str, int] = {
+        "boot_ms": cost.boot_ms,
+        "reform_ms": cost.reform_ms,
+        "detect_ms": cost.detect_ms,
+    }
+    if event.name not in values:
+        return cost
+    blended = (values[event.name] + event.value_ms + 1) // 2
+    return FleetCost(**{**values, event.name: blended})

@@ -1,0 +1,131 @@
+"""What a forecast is, and the port that every forecasting model implements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefoot.core.market import Pool
+from surefoot.core.trace import History
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """Losses per VM-hour as a step function of VM age, with a scale for the pool's present risk.
+
+    `edges_h`: shape (n,), ages in hours where a new rate begins, first 0.
+    `rate_per_h`: shape (n,), rate in each bin. Evaluated in closed form, so that survival over
+    any horizon is exact.
+    """
+
+    edges_h: Floats
+    rate_per_h: Floats
+
+    def at(self, age_h: float) -> float:
+        """Return the hazard in losses per VM-hour at an age in hours."""
+        return float(self.rate_per_h[np.searchsorted(self.edges_h, max(age_h, 0.0), "right") - 1])
+
+    def cumulative(self, from_h: float, to_h: float) -> float:
+        """Return the integral of the hazard between two ages (hours), dimensionless."""
+        ends = np.append(self.edges_h[1:], np.inf)
+        spans = np.minimum(ends, to_h) - np.maximum(self.edges_h, from_h)
+        return float(np.sum(np.clip(spans, 0.0, None) * self.rate_per_h))
+
+    def survival(self, age_h: float, horizon_h: float) -> float:
+        """Return the odds that a VM of this age is still there after the horizon."""
+        return float(np.exp(-self.cumulative(age_h, age_h + horizon_h)))
+
+
+def constant_hazard(rate_per_h: float) -> Hazard:
+    """Return a hazard that does not depend on age."""
+    return Hazard(np.zeros(1), np.array([rate_per_h], dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is believed about one pool from now on. Rates per hour, times in hours."""
+
+    pool: Pool
+    at_ms: int
+    hazard: Hazard
+    """Best estimate of a held spot VM's hazard, given age."""
+    hazard_low: float
+    hazard_high: float
+    """80 % interval of the hazard averaged over the next hour for a VM of typical age."""
+    launch_odds: float
+    """Probability that one launch asked for now succeeds."""
+    window_h: float
+    """Expected remaining length of the present spell (spot to be had, or drought)."""
+    in_drought: bool
+    """Whether launches are believed to fail now."""
+    holdable: float
+    """Expected number of VMs that could be held now (0 when none; inf is never returned)."""
+    events_per_h: float
+    """Rate of pool events: moments at which one or more held VMs are lost (3 min merged)."""
+    event_share: float
+    """Expected share of the pool's held VMs that one pool event takes, in (0, 1]."""
+    observed_losses: int
+    """Losses seen in this pool; 0 means that the numbers rest on the prior."""
+    notes: tuple[str, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Model weights of a mixture, for people."""
+
+    def hazard_at(self, age_ms: int) -> float:
+        """Return the hazard (losses per VM-hour) at a VM age in ms."""
+        return self.hazard.at(age_ms / 3_600_000)
+
+    def survival(self, age_ms: int, horizon_ms: int) -> float:
+        """Return the odds that a VM of `age_ms` is still held after `horizon_ms`."""
+        return self.hazard.survival(age_ms / 3_600_000, horizon_ms / 3_600_000)
+
+    def launch_odds_within(self, horizon_ms: int) -> float:
+        """Return the odds that some moment within the horizon would grant a launch.
+
+        Droughts and windows are taken as memoryless with mean `window_h` (exponential).
+        """
+        if not self.in_drought:
+            return max(self.launch_odds, 1e-6)
+        end = 1.0 - float(np.exp(-horizon_ms / 3_600_000 / max(self.window_h, 1e-3)))
+        return max(self.launch_odds, min(1.0, end))
+
+    @property
+    def mttp_h(self) -> float:
+        """Mean time to preemption of a fresh VM, hours, capped at a year."""
+        grid = np.concatenate(([0.0], np.geomspace(0.01, 8760.0, 240)))
+        alive = np.array([self.hazard.survival(0.0, float(t)) for t in grid])
+        return float(np.sum((alive[1:] + alive[:-1]) / 2 * np.diff(grid)))
+
+
+class Beliefs(Protocol):
+    """A model's state for all pools: updated by facts, asked for forecasts, serialisable."""
+
+    def update(self, history: History, *, now_ms: int) -> Beliefs:
+        """Take in what `history` gained since the last update; return the new beliefs."""
+
+    def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
+        """Return the forecast for one pool; never raises for a pool without history."""
+
+    def to_dict(self) -> Mapping[str, object]:
+        """Return the state as JSON-able values."""
+
+
+class Forecaster(Protocol):
+    """A forecasting model. Parameters are its fields; it has no hidden state."""
+
+    @property
+    def name(self) -> str:
+        """The name under which it is registered."""
+
+    def fit(self, history: History, *, now_ms: int) -> Beliefs:
+        """Return beliefs formed from scratch from all of `history` up to `now_ms`."""
+
+
+def predict_all(beliefs: Beliefs, pools: Sequence[Pool], *, now_ms: int) -> dict[Pool, Forecast]:
+    """Return the forecast of each pool."""
+    return {pool: beliefs.predict(pool, now_ms=now_ms) for pool in pools}
