@@ -337,9 +337,7 @@ def _apply_instance(state: State, event: InstanceEvent) -> State:
             vm = vm.moved(InstanceState.DRAINING)
         case InstanceGone():
             state = _count_preemption(state, event)
-            vm = replace(
-                vm, state=InstanceState.GONE, gone_ms=event.at_ms, ending=event.ending
-            )
+            vm = replace(vm, state=InstanceState.GONE, gone_ms=event.at_ms, ending=event.ending)
         case _:
             assert_never(event)
     return _with(state, vm)

@@ -52,7 +52,7 @@ class Offering:
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """All offerings at one moment, looked up by pool and capacity; prices may be stale (`as_of`)."""
+    """All offerings at one moment, looked up by pool and capacity."""
 
     at_ms: int
     offerings: tuple[Offering, ...] = ()

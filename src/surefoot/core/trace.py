@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -81,7 +82,7 @@ class Trace:
 
 
 def _check_sorted(name: str, pool: Pool, steps: tuple[Step, ...]) -> None:
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         if after.at_ms <= before.at_ms:
             raise ValueError(f"trace {name}, {pool}: steps must rise in time at {after.at_ms}")
 

@@ -48,4 +48,4 @@ def charge_micro_usd(rate_micro_usd_h: int, duration_ms: int) -> int:
 def _round(value: float, name: str, given: float) -> int:
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {given!r}")
-    return int(math.floor(abs(value) + 0.5)) * (1 if value >= 0 else -1)
+    return math.floor(abs(value) + 0.5) * (1 if value >= 0 else -1)

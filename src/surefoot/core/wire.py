@@ -9,6 +9,7 @@ so that an older agent can talk to a newer controller.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -242,7 +243,7 @@ def encode(message: Message) -> bytes:
     """Return the message as one line of JSON, newline included. NaN and infinity become null."""
     body: dict[str, Any] = {"kind": message.kind}
     for key, value in asdict(message).items():
-        bad = isinstance(value, float) and (value != value or value in (float("inf"), -float("inf")))
+        bad = isinstance(value, float) and not math.isfinite(value)
         body[key] = None if bad else value
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"
 
