@@ -1,0 +1,1 @@
+"""Clouds: the port, one folder each, and the notices that their VMs get."""
