@@ -1,0 +1,78 @@
+"""A wide prior for rates, and what counts of losses over exposure make of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from surefoot.core.forecast.port import Floats
+
+LOW_Z, HIGH_Z = -1.2815515655446004, 1.2815515655446004
+"""Normal quantiles of an 80 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatePrior:
+    """A mixture of Gamma distributions over a rate per hour, spread over many decades.
+
+    Each component is Gamma(shape, shape / centre). One Gamma would need thousands of hours to
+    leave its own scale; the mixture learns the scale itself from a few events, so that one prior
+    serves a market of months and a replay of three minutes. Weights are log-normal about
+    `centre_per_h`: tails any heavier would let the topmost components rule the prior mean.
+    """
+
+    centre_per_h: float = 0.1
+    spread: float = 1.4
+    """Standard deviation of the natural logarithm of the rate."""
+    shape: float = 1.0
+    lowest_per_h: float = 1e-4
+    highest_per_h: float = 1e3
+    components: int = 16
+
+    def centres(self) -> Floats:
+        """Return the components' mean rates, shape (components,)."""
+        return np.geomspace(self.lowest_per_h, self.highest_per_h, self.components)
+
+    def log_weights(self) -> Floats:
+        """Return the components' log prior weights, normalised, shape (components,)."""
+        z = (np.log(self.centres()) - math.log(self.centre_per_h)) / self.spread
+        log_weight = -0.5 * z * z
+        return np.asarray(log_weight - np.logaddexp.reduce(log_weight), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class RateBelief:
+    """A believed rate per hour: mean and an 80 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def posterior(prior: RatePrior, events: float, exposure_h: float) -> RateBelief:
+    """Return the belief after `events` in `exposure_h`; finite and above 0 for any counts.
+
+    Conjugate: component j becomes Gamma(shape + events, shape / centre_j + exposure), and its
+    weight is multiplied by its evidence (Gelman et al., Bayesian Data Analysis, 2.6).
+    """
+    events, exposure_h = max(events, 0.0), max(exposure_h, 0.0)
+    inverse = prior.shape / prior.centres()
+    log_weight = prior.log_weights() + prior.shape * np.log(inverse)
+    log_weight -= (prior.shape + events) * np.log(inverse + exposure_h)
+    weight = np.exp(log_weight - np.max(log_weight))
+    weight /= np.sum(weight)
+    shape = prior.shape + events
+    means = shape / (inverse + exposure_h)
+    mean = float(weight @ means)
+    second = float(weight @ (means * means * (1.0 + 1.0 / shape)))
+    low, high = _interval(mean, max(second - mean * mean, 1e-300))
+    return RateBelief(mean, low, high)
+
+
+def _interval(mean: float, variance: float) -> tuple[float, float]:
+    """Return the 10 % and 90 % points of a log-normal with this mean and variance."""
+    sigma = math.sqrt(math.log1p(variance / (mean * mean)))
+    middle = math.log(mean) - sigma * sigma / 2.0
+    return math.exp(middle + LOW_Z * sigma), math.exp(middle + HIGH_Z * sigma)
