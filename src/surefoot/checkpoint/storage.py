@@ -1,0 +1,204 @@
+"""Where checkpoints live: the few operations the engine needs, and the local-path implementation."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from surefoot.errors import AskUserError, AuthError, CheckpointError, NoSpaceError
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class Storage(Protocol):
+    """Keys are relative, '/'-separated names; every write is durable when it returns."""
+
+    @property
+    def url(self) -> str:
+        """The place as the user named it, for messages."""
+        ...
+
+    def folders(self) -> list[str]:
+        """Return the names of folders directly under the root (links and strangers too)."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names directly in `folder`; empty when there is no such folder."""
+        ...
+
+    def read(self, key: str) -> bytes:
+        """Return a whole object; raises FileNotFoundError."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object that must not exist yet; returns False if somebody else made it first."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace an object as one indivisible act."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete one object; no error if it is gone."""
+        ...
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder and all in it."""
+        ...
+
+    def size(self, key: str) -> int:
+        """Return an object's length in bytes; raises FileNotFoundError."""
+        ...
+
+
+def open_storage(path: str | os.PathLike[str]) -> Storage:
+    """Return the storage for a local path or a URL such as s3://bucket/prefix."""
+    text = os.fspath(path)
+    if "://" in text and not text.startswith("file://"):
+        from surefoot.checkpoint.objects import ObjectStorage
+
+        return ObjectStorage(text)
+    return LocalStorage(Path(text.removeprefix("file://")))
+
+
+def typed(error: OSError, what: str) -> CheckpointError | AskUserError:
+    """Return the error that says what to do about an operating-system error on `what`."""
+    name = errno.errorcode.get(error.errno or 0, "error")
+    if error.errno in _NO_SPACE:
+        free = _free_text(what)
+        return NoSpaceError(
+            f"{what}: no space or quota left ({name}){free}",
+            hint="free space, lower `keep`, or prune: surefoot checkpoints prune PATH --keep 1",
+        )
+    if error.errno in _NO_RIGHT:
+        return AuthError(
+            f"{what}: not allowed to write ({name})",
+            hint="check owner, mode and read-only mounts of the checkpoint path",
+        )
+    return CheckpointError(f"{what}: {name}: {error.strerror or error}")
+
+
+def _free_text(what: str) -> str:
+    for parent in (Path(what), *Path(what).parents):
+        with contextlib.suppress(OSError):
+            return f"; the file system reports {shutil.disk_usage(parent).free / 1e9:.1f} GB free"
+    return ""
+
+
+class LocalStorage:
+    """A folder on a local or shared file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+
+    @property
+    def url(self) -> str:
+        """The absolute path."""
+        return str(self.root)
+
+    def folders(self) -> list[str]:
+        """Return folder names under the root; links are not followed."""
+        try:
+            with os.scandir(self.root) as entries:
+                return [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names directly in `folder`."""
+        try:
+            return os.listdir(self.root / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def read(self, key: str) -> bytes:
+        """Return a whole file."""
+        return (self.root / key).read_bytes()
+
+    def size(self, key: str) -> int:
+        """Return a file's length in bytes."""
+        return (self.root / key).stat().st_size
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a file whole under a temporary name, then link it to `key` if that is free."""
+        target = self.root / key
+        temporary = self._write_temporary(target, data)
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary)
+        sync_folder(target.parent)
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a file whole under a temporary name, then rename it over `key`."""
+        target = self.root / key
+        temporary = self._write_temporary(target, data)
+        os.rename(temporary, target)
+        sync_folder(target.parent)
+
+    def delete(self, key: str) -> None:
+        """Delete one file."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.root / key)
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder; a half-deleted one is left without its manifest, so it cannot load."""
+        target = self.root / folder
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(target / "manifest.json")
+            sync_folder(target)
+        shutil.rmtree(target, ignore_errors=True)
+
+    def make_folder(self, folder: str) -> Path:
+        """Make a fresh folder, durable in its parent; raises FileExistsError if it is there."""
+        target = self.root / folder
+        self._make_root()
+        target.mkdir()
+        sync_folder(self.root)
+        return target
+
+    def _make_root(self) -> None:
+        if not self.root.is_dir():
+            self.root.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.root.parent)
+
+    def _write_temporary(self, target: Path, data: bytes) -> Path:
+        if not target.parent.is_dir():
+            self._make_root()
+            target.parent.mkdir(exist_ok=True)
+            sync_folder(self.root)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(fd)
+        return temporary
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte of `data` at the file's position."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
