@@ -1,0 +1,31 @@
+"""The fleet policies by name, baselines among them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from surefoot.core.decide import Policy
+from surefoot.core.policy.fixed_mix import FixedMix
+from surefoot.core.policy.greedy import Greedy
+from surefoot.core.policy.hybrid import Hybrid
+from surefoot.core.policy.on_demand import OnDemand
+from surefoot.core.policy.spot_only import SpotOnly
+from surefoot.errors import ConfigError
+
+POLICIES: Mapping[str, Policy] = {
+    policy.name: policy for policy in (Hybrid(), OnDemand(), SpotOnly(), Greedy(), FixedMix())
+}
+
+
+def get_policy(name: str) -> Policy:
+    """Return the policy registered under `name`.
+
+    Raises ConfigError, naming the nearest known policy, for an unknown one.
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    near = difflib.get_close_matches(name, POLICIES, n=1, cutoff=0.4)
+    guess = f", did you mean {near[0]!r}?" if near else ""
+    known = ", ".join(sorted(POLICIES))
+    raise ConfigError(f"policy: unknown policy {name!r}{guess}", hint=f"known policies: {known}")

@@ -1,0 +1,336 @@
+"""The default policy: the floor at least cost from spot and on-demand VMs, by forecast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.core.decide import Observation
+from surefoot.core.fleet import Instance, InstanceState
+from surefoot.core.forecast.port import Forecast
+from surefoot.core.job import Job
+from surefoot.core.market import Capacity, Offering, Pool
+from surefoot.core.plan import Launch, Memory, Plan
+from surefoot.core.policy.economics import Economics, economics
+from surefoot.core.policy.fill import at_home, fill, obtainable, settle, worth_of
+from surefoot.core.policy.greedy import surplus
+from surefoot.core.policy.guard import leave, overruled
+from surefoot.core.policy.terms import (
+    allowed,
+    dollars,
+    floor_worth,
+    over_cap,
+    price_of,
+    ready,
+    revisit_ms,
+    set_aside,
+    slack_is_gone,
+    soon,
+    target,
+    whole,
+    worth,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """Keep the floor at least cost.
+
+    `max_share`: share of the spot fleet that one pool may hold while another pool can be had
+    for at most `spread_premium` more. `losses_to_cool`: that many loss events within ten boots
+    make the next launches on-demand for five boots.
+    """
+
+    max_share: float = 0.5
+    spread_premium: float = 0.25
+    losses_to_cool: int = 3
+    name: str = "hybrid"
+
+    def decide(self, job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Plan:
+        """Return the plan for now."""
+        if (end := overruled(job, seen)) is not None:
+            return end
+        memory = self._remember(seen)
+        scene = _scene(job, seen, forecast, cooling=memory["cool_until"] > seen.now_ms)
+        spot = self._spot_launches(scene)
+        safe = _stand_ins(scene, spot)
+        leaving, notes = _leavers(scene)
+        launches = (*spot, *safe)
+        reason = _reason(scene, spot, safe, notes)
+        if not launches and not leaving:
+            reason += "; nothing to change"
+        cool = int(memory["cool_until"])
+        return Plan(
+            actions=(*launches, *(leave(seen, token) for token in sorted(leaving))),
+            reason=reason,
+            revisit_at_ms=revisit_ms(job, seen, cool or None),
+            memory=memory,
+            target=target(seen, launches, frozenset(leaving)),
+        )
+
+    def _remember(self, seen: Observation) -> Memory:
+        """Return the memory with new loss events taken in; losses within a boot are one event."""
+        old, total = seen.state.memory, float(seen.state.notices[1])
+        boot = seen.state.fleet_cost.boot_ms
+        times = sorted(v for k, v in old.items() if k.startswith("loss_at."))
+        if total > old.get("losses", total) and (not times or seen.now_ms - times[-1] > boot / 2):
+            times.append(float(seen.now_ms))
+        times = [t for t in times if seen.now_ms - t <= 10 * boot][-self.losses_to_cool :]
+        until = old.get("cool_until", 0.0)
+        if len(times) >= self.losses_to_cool and until <= seen.now_ms:
+            until, times = float(seen.now_ms + 5 * boot), []
+        kept = {f"loss_at.{i}": t for i, t in enumerate(times)}
+        return {**kept, "losses": total, "cool_until": until if until > seen.now_ms else 0.0}
+
+    def _spot_launches(self, scene: _Scene) -> tuple[Launch, ...]:
+        """Return the spot to ask for: what the floor lacks, what repays a return, what pays."""
+        want = max(0.0, _spot_goal(scene) - worth(scene.good))
+        if want <= 1e-6 or not scene.offers:
+            return ()
+        seen, job = scene.seen, scene.job
+        cheapest = min(scene.sums.price(o, 0) for o in scene.offers)
+        peers = [
+            o
+            for o in scene.offers
+            if obtainable(seen, o) >= 1
+            and scene.sums.price(o, 0) <= cheapest * (1 + self.spread_premium)
+        ]
+        most = math.inf
+        if len(peers) > 1:
+            total = worth(scene.good) + want
+            most = whole(max(self.max_share, 1 / len(peers)) * total)
+        offers = tuple(_probing(scene, o) for o in scene.offers)
+        price = scene.sums.price
+        first = fill(job, seen, offers, worth=want, price=price, most=lambda _: most)
+        rest = want - worth_of(seen, first)
+        return _merged(first, fill(job, seen, offers, worth=rest, price=price, taken=first))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What one decision looks at, worked out once."""
+
+    job: Job
+    seen: Observation
+    sums: Economics
+    floor: float
+    offers: tuple[Offering, ...]
+    """Spot that may be launched now, cheapest first."""
+    safe: tuple[Offering, ...]
+    """On-demand that may be launched now, cheapest first."""
+    good: tuple[Instance, ...]
+    """Spot VMs that are or soon will be ready and are worth their price."""
+    dear: tuple[Instance, ...]
+    """Spot VMs that on-demand would replace at a gain, or that are over the price cap."""
+    reserve: tuple[Instance, ...]
+    """On-demand VMs that are or soon will be ready."""
+    blocked: str
+    """Why no spot may be launched though some is sold; empty if it may."""
+
+
+def _probing(scene: _Scene, offer: Offering) -> Offering:
+    """Return the offer with no more to be had than it is polite to ask for.
+
+    Where a drought is believed and the provider does not tell, one VM is asked for; each grant
+    doubles the next request.
+    """
+    belief = scene.sums.forecast.get(offer.pool)
+    if offer.available is not None or belief is None or not belief.in_drought:
+        return offer
+    starting = scene.seen.state.fleet.select(
+        InstanceState.REQUESTED,
+        InstanceState.STARTING,
+        capacity=Capacity.SPOT,
+        pool=offer.pool,
+    )
+    return replace(offer, available=max(1, 2 * len(starting)))
+
+
+def _scene(
+    job: Job, seen: Observation, forecast: Mapping[Pool, Forecast], *, cooling: bool
+) -> _Scene:
+    cheap, dear = (allowed(job, seen, c) for c in (Capacity.SPOT, Capacity.ON_DEMAND))
+    place = settle(seen, cheap, dear)
+    safe = at_home(job, seen, dear, settled=place)
+    here = at_home(job, seen, cheap, settled=place)
+    sums = economics(job, seen, forecast, safe)
+    offers = tuple(o for o in here if obtainable(seen, o) >= 1)
+    cheaper = tuple(o for o in offers if _pays(sums, o))
+    blocked = ""
+    if here and not offers:
+        blocked = "spot cannot be had now"
+    elif offers and not cheaper:
+        blocked = _comparison(sums, offers)
+    elif slack_is_gone(job, seen) and safe:
+        cheaper, blocked = (), "the slack is gone: on-demand until the deadline is safe"
+    elif cooling and safe:
+        cheaper, blocked = (), "cooling off after repeated preemptions"
+    spot = soon(seen, Capacity.SPOT)
+    bad = tuple(vm for vm in spot if _too_dear(job, seen, sums, vm))
+    return _Scene(
+        job=job,
+        seen=seen,
+        sums=sums,
+        floor=floor_worth(job, seen),
+        offers=cheaper,
+        safe=safe,
+        good=tuple(vm for vm in spot if vm not in bad),
+        dear=bad,
+        reserve=soon(seen, Capacity.ON_DEMAND),
+        blocked=blocked,
+    )
+
+
+def _pays(sums: Economics, offer: Offering) -> bool:
+    return sums.alternative is None or sums.price(offer, 0) < sums.alternative
+
+
+def _comparison(sums: Economics, offers: Sequence[Offering]) -> str:
+    best = min(offers, key=lambda o: (sums.price(o, 0), o.pool))
+    risk = sums.price(best, 0) - sums.list_price(best)
+    return (
+        f"spot at {dollars(sums.list_price(best))} + {dollars(risk)} for its risk is not under "
+        f"on-demand at {dollars(sums.alternative or 0.0)}"
+    )
+
+
+def _too_dear(job: Job, seen: Observation, sums: Economics, vm: Instance) -> bool:
+    """Return whether replacing a held spot VM by on-demand repays the boot and two pauses."""
+    price, cap = price_of(seen, vm), job.limits.max_price_micro_usd_h
+    if cap is not None and price > cap:
+        return True
+    if sums.alternative is None:
+        return False
+    over = price - sums.alternative * vm.speed
+    switch = sums.alternative * vm.speed * sums.boot_h + 2 * sums.pause_micro_usd() / sums.size
+    return over * sums.horizon_h > switch
+
+
+def _spot_goal(scene: _Scene) -> float:
+    """Return the VMs' worth of spot to hold: the asked size if it pays, more while it gains."""
+    job, sums = scene.job, scene.sums
+    if not scene.offers:
+        return worth(scene.good)
+    asked = max(float(job.num_nodes), scene.floor)
+    if sums.alternative is None:
+        return max(asked, worth(scene.good))
+    held = worth(scene.good)
+    on_demand = worth(scene.reserve)
+    lacking = max(0.0, scene.floor - held - on_demand)
+    goal = held + lacking + _returning(scene, on_demand)
+    return max(goal, _grown(scene, max(goal, min(held, asked))))
+
+
+def _returning(scene: _Scene, on_demand: float) -> float:
+    """Return the worth to move from on-demand back to spot, beyond the on-demand base."""
+    movable = min(on_demand - scene.job.on_demand_base, scene.floor - worth(scene.good))
+    if movable <= 1e-6:
+        return 0.0
+    best = scene.offers[0]
+    count = whole(movable / best.speed)
+    return movable if scene.sums.return_gain(best, count) > 0 else 0.0
+
+
+def _grown(scene: _Scene, goal: float) -> float:
+    """Return the largest worth, up to the ceiling, that more spot still pays for."""
+    sums, ceiling = scene.sums, max(scene.job.throughput.ceiling, scene.floor)
+    best = min(scene.offers, key=lambda o: (sums.price(o, 0), o.pool))
+    size = goal
+    while size + best.speed <= ceiling + 1e-6:
+        if sums.marginal_price(best, size, 0) >= (sums.alternative or 0.0):
+            break
+        size += best.speed
+    vms = whole((size - goal) / best.speed)
+    return size if vms and sums.growth_gain(best, goal, vms) > 0 else goal
+
+
+def _stand_ins(scene: _Scene, spot: Sequence[Launch]) -> tuple[Launch, ...]:
+    """Return on-demand for what the floor lacks: floor less spot that is or soon will be ready.
+
+    Spot asked for in this very plan counts: a refusal is known within seconds, and brings the
+    on-demand VMs then.
+    """
+    coming = worth(scene.good) + worth_of(scene.seen, spot)
+    base = float(scene.job.on_demand_base)
+    need = max(scene.floor - coming, min(base, max(scene.floor, float(scene.job.num_nodes))))
+    return fill(scene.job, scene.seen, scene.safe, worth=need - worth(scene.reserve), taken=spot)
+
+
+def _leavers(scene: _Scene) -> tuple[list[str], list[str]]:
+    """Return the tokens to let go, and why: only what ready VMs make superfluous."""
+    seen, job = scene.seen, scene.job
+    good = worth(vm for vm in scene.good if vm.state is InstanceState.READY)
+    base = float(job.on_demand_base)
+    spare = surplus(scene.reserve, max(scene.floor - good, base))
+    safe = worth(ready(seen, Capacity.ON_DEMAND))
+    cap = job.limits.max_price_micro_usd_h
+    forced = [v.token for v in scene.dear if cap is not None and price_of(seen, v) > cap]
+    loose = [v for v in scene.dear if v.token not in forced]
+    replaced = surplus(loose, scene.floor - safe - good)
+    excess = _excess(scene, good + safe)
+    notes = []
+    for tokens, text in (
+        (spare, "on-demand let go, their work is covered"),
+        (replaced, "spot let go for cheaper VMs"),
+        (forced, "over the price cap let go"),
+        (excess, "beyond the ceiling let go"),
+    ):
+        if tokens:
+            notes.append(f"{len(tokens)} {text}")
+    return [*spare, *replaced, *forced, *excess], notes
+
+
+def _excess(scene: _Scene, ready_worth: float) -> list[str]:
+    """Return the youngest spot VMs beyond the ceiling."""
+    del ready_worth
+    ceiling = max(scene.job.throughput.ceiling, scene.floor, float(scene.job.num_nodes))
+    return surplus(scene.good, ceiling) if worth(scene.good) > ceiling + 1e-6 else []
+
+
+def _reason(
+    scene: _Scene, spot: Sequence[Launch], safe: Sequence[Launch], notes: Sequence[str]
+) -> str:
+    """Return the plan in words with its figures."""
+    seen, sums = scene.seen, scene.sums
+    held = worth(ready(seen, Capacity.SPOT))
+    text = [
+        f"floor {scene.floor:g}: {held:g} spot and "
+        f"{worth(ready(seen, Capacity.ON_DEMAND)):g} on-demand ready"
+    ]
+    if spot:
+        best = min(scene.offers, key=lambda o: (sums.price(o, 0), o.pool))
+        against = "" if sums.alternative is None else f" against {dollars(sums.alternative)}"
+        text.append(
+            f"ask for {worth_of(seen, spot):g} spot at {dollars(sums.list_price(best))}"
+            f"{against}, expected to stay {sums.life_h(best):.2f} h"
+        )
+    if safe:
+        text.append(f"{worth_of(seen, safe):g} on-demand stand in")
+    if scene.blocked:
+        text.append(scene.blocked)
+    aside = sum(set_aside(seen, pool) for pool in scene.job.pools)
+    if aside:
+        text.append(f"{aside} pools set aside after refusals")
+    capped = over_cap(scene.job, seen)
+    if capped:
+        text.append(f"{len(capped)} offerings over the price cap")
+    return "; ".join([*text, *notes, _largest_loss(scene)])
+
+
+def _largest_loss(scene: _Scene) -> str:
+    """Return the largest part of the ready fleet that one pool event would take."""
+    share: dict[Pool, float] = {}
+    for vm in ready(scene.seen, Capacity.SPOT):
+        share[vm.pool] = share.get(vm.pool, 0.0) + vm.speed
+    worst = max(share.values(), default=0.0)
+    return f"largest single loss {worst:g} VMs' worth"
+
+
+def _merged(first: Sequence[Launch], second: Sequence[Launch]) -> tuple[Launch, ...]:
+    counts: dict[tuple[Pool, Capacity], int] = {}
+    for launch in (*first, *second):
+        key = (launch.pool, launch.capacity)
+        counts[key] = counts.get(key, 0) + launch.count
+    keys = sorted(counts, key=lambda k: (k[0], k[1].value))
+    return tuple(Launch(pool, capacity, counts[pool, capacity]) for pool, capacity in keys)
