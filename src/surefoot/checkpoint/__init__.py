@@ -3,7 +3,7 @@
     from surefoot.checkpoint import Checkpointer
 
     with Checkpointer("checkpoints", keep=3) as checkpointer:
-        checkpointer.guard(optimizer)                 # lets copies overlap the next forward/backward
+        checkpointer.guard(optimizer)     # copies overlap the next forward and backward
         if checkpointer.latest() is not None:
             step, state, metadata = checkpointer.load()
         ...

@@ -137,6 +137,9 @@ class Commits:
         """Append the commit of a complete checkpoint; raises FencedError if no longer in charge."""
         self._append_or_fence({"kind": "commit", "writer": self.writer, **_live_json(live)})
         self._since_claim += 1
+
+    def compact_if_due(self) -> None:
+        """Claim afresh every few hundred commits, so that the log stays short."""
         if self._since_claim >= _COMPACT_AFTER:
             self.claim(self.generation)
 

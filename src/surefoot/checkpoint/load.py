@@ -69,7 +69,9 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
     try:
         return fmt.decode(storage.read(key), f"{storage.url}/{key}")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CorruptError(f"{storage.url}/{folder} has no manifest: the save never ended") from error
+        raise CorruptError(
+            f"{storage.url}/{folder} has no manifest: its save never ended"
+        ) from error
 
 
 def check_sizes(storage: Storage, folder: str, manifest: Manifest) -> None:
@@ -123,9 +125,7 @@ def verify_files(storage: Storage, folder: str, manifest: Manifest) -> None:
         _read_file(storage, folder, manifest, file, [])
 
 
-def _destination(
-    name: str, entry: TensorEntry, into: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+def _destination(name: str, entry: TensorEntry, into: Mapping[str, torch.Tensor]) -> torch.Tensor:
     try:
         dtype = dtype_of(entry.dtype)
     except ValueError as error:
@@ -160,8 +160,8 @@ def _piece_target(
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(b"")
-    flat: memoryview = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
-    return flat
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 def _copy_back(tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> None:

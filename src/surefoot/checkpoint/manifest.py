@@ -93,26 +93,6 @@ def unseal(raw: bytes, what: str) -> dict[str, Any]:
     return body
 
 
-def encode(manifest: Manifest) -> bytes:
-    """Return the manifest as sealed JSON bytes."""
-    return seal(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "step": manifest.step,
-            "generation": manifest.generation,
-            "writer": manifest.writer,
-            "world": manifest.world,
-            "created_unix_ms": manifest.created_unix_ms,
-            "chunk_bytes": manifest.chunk_bytes,
-            "files": [file_json(file) for file in manifest.files],
-            "tensors": {name: _tensor_json(entry) for name, entry in manifest.tensors.items()},
-            "tree": manifest.tree,
-            "metadata": manifest.metadata,
-        }
-    )
-
-
 def decode(raw: bytes, what: str = NAME) -> Manifest:
     """Return the manifest in `raw`; raises CorruptError, or CheckpointError for a newer version."""
     body = unseal(raw, what)
@@ -139,7 +119,8 @@ def file_from_json(body: Mapping[str, Any]) -> File:
     return File(body["name"], int(body["bytes"]), tuple(int(c, 16) for c in body["crc32c"]))
 
 
-def _tensor_json(entry: TensorEntry) -> dict[str, Any]:
+def tensor_json(entry: TensorEntry) -> dict[str, Any]:
+    """Return one tensor as the manifest spells it."""
     pieces = [[p.file, p.offset, list(p.start), list(p.shape)] for p in entry.pieces]
     return {"dtype": entry.dtype, "shape": list(entry.shape), "pieces": pieces}
 

@@ -54,6 +54,10 @@ class SaveHandle:
             raise self._error
         return self._saved
 
+    def settled(self) -> None:
+        """Return when the save is durable or has failed, without raising."""
+        self._settled.wait()
+
     def settle(self, saved: Saved | None) -> None:
         """Mark the save durable (called by the engine)."""
         self._saved = saved

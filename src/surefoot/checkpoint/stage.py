@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ _LIBC = ctypes.CDLL(None)
 _LIBC.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _LIBC.memcpy.restype = ctypes.c_void_p
 _RESERVE_BYTES = 64 << 20
+SMALL_BYTES = 1 << 20
 
 
 class Arena:
@@ -57,6 +59,77 @@ def copy_in(arena: Arena, pairs: Iterable[tuple[Slot, torch.Tensor]]) -> None:
             _LIBC.memcpy(arena.address + slot.offset, tensor.data_ptr(), slot.n_bytes)
         else:
             arena.view(slot, tensor).copy_(tensor)
+
+
+Pair = tuple[Slot, torch.Tensor]
+
+
+class Snapshot:
+    """One copy of a state into an arena: part of it at once, the rest beside training.
+
+    `torn` names a tensor that was written to while it was being copied, if one was: torch counts
+    in-place writes, so a forgotten barrier is found out and the snapshot is never used.
+    """
+
+    def __init__(self, arena: Arena, now: list[Pair], beside: list[Pair]) -> None:
+        self.arena = arena
+        self.torn = ""
+        self._thread: threading.Thread | None = None
+        copy_in(arena, now)
+        if beside:
+            versions = [_version(tensor) for _, tensor in beside]
+            self._thread = threading.Thread(
+                target=self._copy, args=(beside, versions), name="surefoot-copy", daemon=True
+            )
+            self._thread.start()
+
+    def join(self) -> None:
+        """Return when the copy is complete."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _copy(self, pairs: list[Pair], versions: list[int]) -> None:
+        try:
+            copy_in(self.arena, pairs)
+        except BaseException as error:
+            self.torn = f"(the copy failed: {error!r}) the state"
+            return
+        for (slot, tensor), version in zip(pairs, versions):
+            if _version(tensor) != version:
+                self.torn = f"state[{slot.name}]"
+                return
+
+
+def split(
+    pairs: list[Pair], guarded: set[int] | None, *, overlap: bool
+) -> tuple[list[Pair], list[Pair]]:
+    """Return (what must be copied now, what may be copied beside training).
+
+    `guarded`: the data pointers that only the guarded optimizers write; without it and with
+    `overlap`, large tensors, as small ones may be buffers that the forward pass writes to.
+    """
+    if guarded is not None:
+        beside = [pair[1].data_ptr() in guarded for pair in pairs]
+    else:
+        beside = [overlap and pair[0].n_bytes > SMALL_BYTES for pair in pairs]
+    now = [pair for pair, later in zip(pairs, beside) if not later]
+    return now, [pair for pair, later in zip(pairs, beside) if later]
+
+
+def owned_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """Return the data pointers of the parameters and state that these optimizers write."""
+    owned: set[int] = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            owned.update(p.data_ptr() for p in group["params"])
+        for state in optimizer.state.values():
+            owned.update(v.data_ptr() for v in state.values() if isinstance(v, torch.Tensor))
+    return owned
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return the counter that every in-place write raises; 0 for inference tensors."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def _refuse_without_memory(n_bytes: int) -> None:

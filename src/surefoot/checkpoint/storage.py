@@ -1,4 +1,4 @@
-"""Where checkpoints live: the few operations the engine needs, and the local-path implementation."""
+"""Where checkpoints live: the few operations that the engine needs, and local paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from surefoot.errors import AskUserError, AuthError, CheckpointError, NoSpaceError
+from surefoot.errors import AskUserError, AuthError, CheckpointError, NoSpaceError, NotBuiltError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -60,9 +60,10 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
     """Return the storage for a local path or a URL such as s3://bucket/prefix."""
     text = os.fspath(path)
     if "://" in text and not text.startswith("file://"):
-        from surefoot.checkpoint.objects import ObjectStorage
-
-        return ObjectStorage(text)
+        raise NotBuiltError(
+            f"{text}: checkpoints in object stores are not built yet",
+            hint="use a folder on a disk or file system that outlives the VM",
+        )
     return LocalStorage(Path(text.removeprefix("file://")))
 
 
@@ -112,7 +113,7 @@ class LocalStorage:
     def names(self, folder: str) -> list[str]:
         """Return the names directly in `folder`."""
         try:
-            return os.listdir(self.root / folder)
+            return [entry.name for entry in (self.root / folder).iterdir()]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -133,7 +134,7 @@ class LocalStorage:
         except FileExistsError:
             return False
         finally:
-            os.unlink(temporary)
+            temporary.unlink()
         sync_folder(target.parent)
         return True
 
@@ -141,19 +142,19 @@ class LocalStorage:
         """Write a file whole under a temporary name, then rename it over `key`."""
         target = self.root / key
         temporary = self._write_temporary(target, data)
-        os.rename(temporary, target)
+        temporary.rename(target)
         sync_folder(target.parent)
 
     def delete(self, key: str) -> None:
         """Delete one file."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.root / key)
+            (self.root / key).unlink()
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder; a half-deleted one is left without its manifest, so it cannot load."""
         target = self.root / folder
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(target / "manifest.json")
+            (target / "manifest.json").unlink()
             sync_folder(target)
         shutil.rmtree(target, ignore_errors=True)
 
@@ -181,7 +182,7 @@ class LocalStorage:
             write_all(fd, data)
             os.fsync(fd)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink()
             raise
         finally:
             os.close(fd)

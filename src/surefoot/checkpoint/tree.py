@@ -1,4 +1,4 @@
-"""How nested state (dicts, lists, tensors, scalars) becomes a JSON tree plus named tensors, and back.
+"""How nested state (dicts, lists, tensors, scalars) becomes a JSON tree plus tensors, and back.
 
 Only data is stored: what would need pickle is refused by its path. The JSON tree spells a node as
 one of {"dict": [[key, node], ...]}, {"list": [...]}, {"tuple": [...]}, {"value": scalar},
@@ -55,7 +55,8 @@ class _Walk:
         if isinstance(value, np.ndarray):
             return {"array": self.leaf(_from_numpy(value, path), path)}
         if isinstance(value, Mapping):
-            return {"dict": [[_key(k, path), self.node(v, _join(path, k))] for k, v in value.items()]}
+            items = [[_key(k, path), self.node(v, _join(path, k))] for k, v in value.items()]
+            return {"dict": items}
         if isinstance(value, list | tuple):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [self.node(v, _join(path, i)) for i, v in enumerate(value)]}
@@ -105,7 +106,7 @@ def _join(path: str, key: Any) -> str:
 def _key(key: Any, path: str) -> str | int:
     if isinstance(key, str | int) and not isinstance(key, bool):
         return key
-    raise CheckpointError(f"state[{path}] has the key {key!r}; only text and whole numbers are kept")
+    raise CheckpointError(f"state[{path}] has the key {key!r}; only text and whole numbers go")
 
 
 def _scalar(value: Any, path: str) -> Node:

@@ -1,4 +1,4 @@
-"""Putting one arena's bytes into a file: chunk by chunk, checksummed in the same pass, then fsync."""
+"""Putting one arena's bytes into a file: chunk by chunk, checksummed on the way, then fsync."""
 
 from __future__ import annotations
 

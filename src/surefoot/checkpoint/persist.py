@@ -1,0 +1,140 @@
+"""From bytes in memory to a committed checkpoint: data, manifest, commit, retention, in this order.
+
+Runs in the writer process (or in a thread of the trainer), and imports no torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.checkpoint import manifest as fmt
+from surefoot.checkpoint.commit import Commits, Live, folder_name, parse_folder
+from surefoot.checkpoint.retention import to_drop
+from surefoot.checkpoint.storage import LocalStorage, Storage, open_storage, typed
+from surefoot.checkpoint.writer import write_file
+from surefoot.errors import CheckpointError, FencedError, NotBuiltError
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One checkpoint to make: all but the bytes, as plain JSON values."""
+
+    step: int
+    kind: str
+    n_bytes: int
+    world: int
+    tensors: Mapping[str, Any]
+    tree: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    score: float | None = None
+
+
+@dataclass(slots=True)
+class Persister:
+    """The writing end of one checkpoint path; used from one thread."""
+
+    url: str
+    keep: int
+    storage: Storage = field(init=False)
+    commits: Commits = field(init=False)
+    corrupt: set[str] = field(default_factory=set)
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        self.storage = open_storage(self.url)
+        self.commits = Commits(self.storage)
+
+    def claim(self, generation: int) -> None:
+        """Take charge of the path; raises FencedError if a newer generation has it."""
+        with typed_errors(self.storage.url):
+            self.commits.claim(generation)
+
+    def persist(self, order: Order, memory: memoryview) -> str:
+        """Write, commit and prune; returns the folder. Whatever fails, the last good one stays.
+
+        Raises NoSpaceError, AuthError, FencedError or CheckpointError, and then leaves no trace.
+        """
+        with typed_errors(self.storage.url):
+            self.attempt += 1
+            folder = folder_name(order.step, self.commits.writer, self.attempt)
+            try:
+                self._write(folder, order, memory)
+                self.commits.commit(Live(folder, order.step, order.kind, order.score))
+            except FencedError:
+                self.storage.delete_folder(folder)
+                raise
+            self._tidy(folder)
+            return folder
+
+    def _write(self, folder: str, order: Order, memory: memoryview) -> None:
+        storage = self.storage
+        if not isinstance(storage, LocalStorage):
+            raise NotBuiltError("saving to object stores is not built yet")
+        try:
+            path = storage.make_folder(folder)
+            file = write_file(path / "rank-00000.bin", memory)
+            storage.put(f"{folder}/{fmt.NAME}", fmt.seal(self._manifest(order, [file])))
+        except BaseException:
+            storage.delete_folder(folder)
+            raise
+
+    def _manifest(self, order: Order, files: list[fmt.File]) -> dict[str, Any]:
+        return {
+            "format": fmt.FORMAT,
+            "version": fmt.VERSION,
+            "step": order.step,
+            "generation": self.commits.generation,
+            "writer": self.commits.writer,
+            "world": order.world,
+            "created_unix_ms": time.time_ns() // 1_000_000,
+            "chunk_bytes": fmt.CHUNK_BYTES,
+            "files": [fmt.file_json(file) for file in files],
+            "tensors": order.tensors,
+            "tree": order.tree,
+            "metadata": order.metadata,
+        }
+
+    def _tidy(self, newest: str) -> None:
+        """Prune and sweep. The new checkpoint is durable already: trouble here fails no save."""
+        try:
+            self.commits.compact_if_due()
+            live = self.commits.state.live.values()
+            gone = to_drop(live, self.keep, corrupt=self.corrupt, protect={newest})
+            self.commits.drop(gone)
+            for folder in gone:
+                self.storage.delete_folder(folder)
+            self._sweep()
+        except (OSError, CheckpointError):
+            return  # tried again after the next save
+
+    def _sweep(self) -> None:
+        """Delete what earlier writers of this path left half done, and what they had dropped.
+
+        A folder of a writer that this log never knew was copied here: it is left alone.
+        """
+        state = self.commits.state
+        newest = max((live.step for live in state.live.values()), default=-1)
+        for folder in self.storage.folders():
+            parsed = parse_folder(folder)
+            if parsed is None or folder in state.live or parsed[1] not in state.writers:
+                continue
+            whole = fmt.NAME in self.storage.names(folder)
+            if not whole or parsed[0] <= newest:
+                self.storage.delete_folder(folder)
+
+
+class typed_errors:
+    """Turns operating-system errors inside a `with` into errors that say what to do."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise typed(error, error.filename or self._url) from error
