@@ -63,10 +63,15 @@ class MetadataServer:
         )
         self._thread.start()
 
+    @property
+    def port(self) -> int:
+        """The TCP port that it listens on."""
+        return self._server.server_address[1]
+
     def endpoint(self, instance_id: str) -> str:
         """Return the URL for a VM that shares its address with others."""
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}/vm/{instance_id}"
+        host = self._server.server_address[0]
+        return f"http://{host!s}:{self.port}/vm/{instance_id}"
 
     def add(self, identity: Identity) -> None:
         """Serve a VM from now on."""
