@@ -1,0 +1,89 @@
+"""The command line: which verbs there are, and how each error becomes words and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from surefoot.cli import frame
+from surefoot.errors import NotBuiltError, SurefootError
+
+VERBS = {
+    "run": "surefoot.cli.run",
+    "simulate": "surefoot.cli.simulate",
+    "status": "surefoot.cli.status",
+    "report": "surefoot.cli.report",
+    "forecast": "surefoot.cli.forecast",
+    "traces": "surefoot.cli.traces",
+    "checkpoints": "surefoot.cli.checkpoints",
+}
+"""Verb -> module with a function or Typer app of the same name; missing modules are left out."""
+
+NOT_BUILT = ("plan", "compare", "logs", "stop", "dashboard", "interval", "doctor")
+
+app = typer.Typer(
+    name="surefoot",
+    help="Train PyTorch models on preemptible VMs: at spot prices, without losing work.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=False)
+def _top() -> None:
+    """Train PyTorch models on preemptible VMs: at spot prices, without losing work."""
+
+
+def _register() -> None:
+    for verb, module_name in VERBS.items():
+        if importlib.util.find_spec(module_name) is None:
+            continue
+        module = importlib.import_module(module_name)
+        command = getattr(module, "app", None) or getattr(module, verb)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=verb)
+        else:
+            app.command(name=verb)(command)
+    for verb in NOT_BUILT:
+        _register_missing(verb)
+
+
+def _register_missing(verb: str) -> None:
+    """Answer a verb of the design that does not exist yet with a clear sentence."""
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @app.command(name=verb, hidden=True, context_settings=settings)
+    def missing() -> None:
+        raise NotBuiltError(
+            f"`surefoot {verb}` is not built yet", hint="see what there is: surefoot --help"
+        )
+
+
+_register()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; errors are printed, never traced."""
+    try:
+        app(args=list(arguments), prog_name="surefoot")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else frame.FAILED * bool(end.code)
+    except SurefootError as error:
+        frame.print_error(error, as_json="--json" in arguments)
+        return frame.exit_code(error)
+    except KeyboardInterrupt:
+        return frame.INTERRUPTED
+    except BrokenPipeError:
+        return frame.FAILED
+    return frame.DONE
+
+
+def run() -> None:
+    """Entry point of the `surefoot` command."""
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""`surefoot status`: how a run stands, read from its journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from surefoot.cli import frame, live, outdir
+from surefoot.report import Story, figures
+from surefoot.report.clean import clean
+from surefoot.report.numbers import rows_of
+
+LAST_LINES = 8
+
+
+def status(
+    out: Annotated[Path | None, typer.Argument(help=outdir.WHICH)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say how a run stands: step, fleet, checkpoints, money, last events."""
+    found = outdir.read(out or outdir.newest())
+    story = Story(found.card.job()).add_all(found.events)
+    body = status_of(found, story)
+    if as_json:
+        frame.print_json(body)
+        return
+    _print(found, story, body)
+
+
+def status_of(found: outdir.Found, story: Story) -> dict[str, Any]:
+    """Return the state of a run as JSON values."""
+    progress = story.state.progress
+    return {
+        "folder": str(found.folder),
+        "run": found.card.run,
+        "name": found.card.name,
+        "state": found.outcome or ("under way" if found.events else "not begun"),
+        "step": progress.steps_done,
+        "total_steps": found.card.steps,
+        "steps_safe": progress.steps_safe,
+        "members": progress.members,
+        "vms": [
+            {"pool": pool, "capacity": capacity, **{s.value: n for s, n in counts.items()}}
+            for pool, capacity, counts in story.fleet_rows()
+        ],
+        "last_event_ms": found.events[-1].at_ms if found.events else None,
+        "figures": figures(story),
+        "events": [{"at_ms": at, "text": text} for at, (_, text) in story.recent(LAST_LINES)],
+    }
+
+
+def _print(found: outdir.Found, story: Story, body: dict[str, Any]) -> None:
+    console = frame.out()
+    state = "no event yet" if not found.events else clean(body["state"])
+    console.print(Text(f"{found.card.name} ({found.card.run}): {state}", "bold"))
+    console.print(Text(live.status_line(story)))
+    table = Table.grid(padding=(0, 2))
+    for label, value in rows_of(body["figures"]):
+        table.add_row(Text(label, "dim"), Text(value))
+    console.print(table)
+    for entry in body["events"]:
+        console.print(Text(f"  {entry['text']}"))
