@@ -59,7 +59,9 @@ class Host(Protocol):
 class ProcessHost:
     """VMs are process groups on loopback addresses: no root needed, one shared file system.
 
-    A VM that dies closes its connections, so peers always see it go; `cut` freezes the VM.
+    A VM that dies closes its connections, so peers always see it go; `cut` freezes the VM. A
+    program that drops its environment, leaves its session and outlives its parent at the same
+    time escapes from the VM; where that matters, VMs must be namespaces.
     """
 
     def __init__(self) -> None:

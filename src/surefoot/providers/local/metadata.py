@@ -89,6 +89,12 @@ class MetadataServer:
             if vm := self._vms.get(instance_id):
                 vm.action, vm.gone_ms = action, gone_ms
 
+    def is_announced(self, instance_id: str) -> bool:
+        """Return whether a VM has been told that it will be taken."""
+        with self._lock:
+            vm = self._vms.get(instance_id)
+            return vm is not None and vm.gone_ms is not None
+
     def recommend_rebalance(self, instance_id: str) -> None:
         """Tell a VM that it is at elevated risk; unknown ids are ignored."""
         with self._lock:

@@ -143,12 +143,14 @@ class LocalProvider:
             self._closing = True
         self._wake.set()
         self._thread.join()
-        if kill:
-            self._end(self._running(), preempted=False)
-        self._metadata.close()
-        self._host.close(kill=not self._running())
-        self._note_market()
-        self._folder.release()
+        try:
+            if kill:
+                self._end(self._running(), preempted=False)
+            self._note_market()
+        finally:
+            self._metadata.close()
+            self._host.close(kill=kill or not self._running())
+            self._folder.release()
 
     # -- beyond the port -----------------------------------------------------------------------
 
