@@ -133,15 +133,22 @@ class Commits:
         self._since_claim = 0
         self._compact()
 
+    def resume(self, writer: str, generation: int) -> None:
+        """Go on as a writer that claimed elsewhere; raises FencedError if it was fenced since."""
+        self.writer, self.generation, self._since_claim = writer, generation, 0
+        self.check()
+
     def commit(self, live: Live) -> None:
         """Append the commit of a complete checkpoint; raises FencedError if no longer in charge."""
         self._append_or_fence({"kind": "commit", "writer": self.writer, **_live_json(live)})
         self._since_claim += 1
 
     def compact_if_due(self) -> None:
-        """Claim afresh every few hundred commits, so that the log stays short."""
+        """Repeat the claim every few hundred commits, so that the log stays short."""
         if self._since_claim >= _COMPACT_AFTER:
-            self.claim(self.generation)
+            self._append_or_fence(self._claim_json())
+            self._since_claim = 0
+            self._compact()
 
     def drop(self, folders: list[str]) -> None:
         """Append that these checkpoints are no longer live (before their files are deleted)."""
@@ -150,9 +157,8 @@ class Commits:
 
     def check(self) -> None:
         """Raise FencedError if another writer has claimed the path since."""
-        state = read_log(self._storage)
-        if state.writer != self.writer:
-            self.state = state
+        self.state = read_log(self._storage)
+        if self.state.writer != self.writer:
             raise self._fenced()
 
     def _append_or_fence(self, entry: dict[str, Any]) -> None:

@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint import tree as trees
 from surefoot.checkpoint.catalog import Catalog, Loaded
+from surefoot.checkpoint.link import WriterProcess
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.persist import Order, Persister
 from surefoot.checkpoint.plan import plan_save
@@ -26,6 +27,8 @@ from surefoot.checkpoint.save import Saved, SaveHandle
 from surefoot.checkpoint.stage import Arena, Snapshot, owned_by, split
 from surefoot.checkpoint.storage import open_storage
 from surefoot.errors import CheckpointError, FencedError
+
+_PROCESS_FROM_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -48,6 +51,9 @@ class Checkpointer:
     tensors; copies of large tensors then run beside the next forward and backward (`guard` gives
     the same promise through optimizer hooks). Otherwise `save` returns when the copy is taken.
     `read_only=True`: never takes charge; only `load`, `latest`, `steps` and `verify` work.
+    `writer`: "process" writes from a process of its own, which leaves the interpreter and the page
+    cache alone and finishes its save even if the trainer dies; "thread" writes from a thread;
+    "auto" takes the process from 64 MB of state on.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Checkpointer:
         world: int = 1,
         overlap: bool = False,
         read_only: bool = False,
+        writer: Literal["auto", "process", "thread"] = "auto",
     ) -> None:
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1, not {keep}")
@@ -69,6 +76,7 @@ class Checkpointer:
         self.last_durable: Saved | None = None
         self._persister = Persister(self.catalog.storage.url, keep)
         self._persister.corrupt = self.catalog.corrupt
+        self._writer, self._process = writer, WriterProcess()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._arena: Arena | None = None
         self._copying: Snapshot | None = None
@@ -118,7 +126,7 @@ class Checkpointer:
         copying = self._copying
         if copying is not None:
             started_s = time.monotonic()
-            copying.join()
+            copying.barrier()
             self._copying = None
             self._in_flight[-1].stall_s += time.monotonic() - started_s
 
@@ -262,17 +270,23 @@ class Checkpointer:
 
     def _persist(self, job: _InFlight) -> Saved:
         step = job.order.step
-        job.snapshot.join()
+        job.snapshot.wait()
         if job.snapshot.torn:
             raise CheckpointError(
-                f"step {step} was not saved: {job.snapshot.torn} was written to before"
-                " barrier() let it",
+                f"step {step} was not saved: {job.snapshot.torn}",
                 hint="call barrier() before optimizer.step(), or use guard(optimizer)",
             )
-        with memoryview(job.snapshot.arena.memory) as memory, memory[: job.order.n_bytes] as part:
-            folder = self._persister.persist(job.order, part)
+        self._persister.attempt += 1
+        folder = self._write(job.order, job.snapshot.arena)
         persist_s = time.monotonic() - job.started_s
         return Saved(step, folder, job.order.n_bytes, job.handle.stall_s, persist_s)
+
+    def _write(self, order: Order, arena: Arena) -> str:
+        big = order.n_bytes >= _PROCESS_FROM_BYTES
+        if self._writer == "process" or (self._writer == "auto" and big):
+            return self._process.persist(self._persister, order, arena)
+        with memoryview(arena.memory) as memory, memory[: order.n_bytes] as part:
+            return self._persister.persist(order, part)
 
     def _note_failure(self, handle: SaveHandle, error: BaseException) -> None:
         self.failures += 1
@@ -294,6 +308,7 @@ class Checkpointer:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
+        self._process.close()
         if self._arena is not None:
             self._arena.close()
             self._arena = None

@@ -41,7 +41,7 @@ class Persister:
     storage: Storage = field(init=False)
     commits: Commits = field(init=False)
     corrupt: set[str] = field(default_factory=set)
-    attempt: int = 0
+    attempt: int = 1
 
     def __post_init__(self) -> None:
         self.storage = open_storage(self.url)
@@ -52,13 +52,19 @@ class Persister:
         with typed_errors(self.storage.url):
             self.commits.claim(generation)
 
+    def go_on(self, writer: str, generation: int, attempt: int) -> None:
+        """Be the writer who claimed the path elsewhere; raises FencedError if fenced since."""
+        self.attempt = attempt
+        if self.commits.writer != writer:
+            with typed_errors(self.storage.url):
+                self.commits.resume(writer, generation)
+
     def persist(self, order: Order, memory: memoryview) -> str:
         """Write, commit and prune; returns the folder. Whatever fails, the last good one stays.
 
         Raises NoSpaceError, AuthError, FencedError or CheckpointError, and then leaves no trace.
         """
         with typed_errors(self.storage.url):
-            self.attempt += 1
             folder = folder_name(order.step, self.commits.writer, self.attempt)
             try:
                 self._write(folder, order, memory)

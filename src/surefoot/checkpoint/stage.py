@@ -1,4 +1,4 @@
-"""The arena: one flat block of memory per rank, faulted in once, into which state is copied."""
+"""The arena: one flat block of memory per rank, kept between saves, into which state is copied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -15,23 +15,30 @@ import torch
 from surefoot.checkpoint.plan import Slot
 from surefoot.errors import CheckpointError
 
+Pair = tuple[Slot, torch.Tensor]
+Act = Callable[[], object]
+SMALL_BYTES = 1 << 20
+_RESERVE_BYTES = 64 << 20
+_PIECE_BYTES = 16 << 20
+_TWO_THREADS_FROM_BYTES = 64 << 20
+
 _LIBC = ctypes.CDLL(None)
 _LIBC.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _LIBC.memcpy.restype = ctypes.c_void_p
-_RESERVE_BYTES = 64 << 20
-SMALL_BYTES = 1 << 20
 
 
 class Arena:
-    """Shared memory without a name (memfd): nothing is left behind, whoever is killed."""
+    """Shared memory without a name (memfd): nothing is left behind, whoever is killed.
+
+    Its pages are touched first by the first copy, which may run beside training, and stay.
+    """
 
     def __init__(self, n_bytes: int) -> None:
         _refuse_without_memory(n_bytes)
         self.n_bytes = n_bytes
         self.fd = os.memfd_create("surefoot-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, n_bytes)
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0x8000)
-        self.memory = mmap.mmap(self.fd, n_bytes, flags=flags)
+        self.memory = mmap.mmap(self.fd, n_bytes, flags=mmap.MAP_SHARED)
         self._pin = ctypes.c_char.from_buffer(self.memory)
         self.address = ctypes.addressof(self._pin)
 
@@ -50,20 +57,6 @@ class Arena:
         os.close(self.fd)
 
 
-def copy_in(arena: Arena, pairs: Iterable[tuple[Slot, torch.Tensor]]) -> None:
-    """Copy tensors into their slots; memcpy (which drops the interpreter lock) where it can."""
-    for slot, tensor in pairs:
-        if slot.n_bytes == 0:
-            continue
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj():
-            _LIBC.memcpy(arena.address + slot.offset, tensor.data_ptr(), slot.n_bytes)
-        else:
-            arena.view(slot, tensor).copy_(tensor)
-
-
-Pair = tuple[Slot, torch.Tensor]
-
-
 class Snapshot:
     """One copy of a state into an arena: part of it at once, the rest beside training.
 
@@ -74,30 +67,55 @@ class Snapshot:
     def __init__(self, arena: Arena, now: list[Pair], beside: list[Pair]) -> None:
         self.arena = arena
         self.torn = ""
-        self._thread: threading.Thread | None = None
-        copy_in(arena, now)
-        if beside:
-            versions = [_version(tensor) for _, tensor in beside]
-            self._thread = threading.Thread(
-                target=self._copy, args=(beside, versions), name="surefoot-copy", daemon=True
-            )
-            self._thread.start()
+        self._lock = threading.Lock()
+        self._whole = threading.Event()
+        self._work: Iterator[Act] = iter(())
+        self._left = 0
+        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._begin(now, own=sum(slot.n_bytes for slot, _ in now) < _TWO_THREADS_FROM_BYTES)
+        self.barrier()
+        if beside and not self.torn:
+            self._watched = [(slot.name, t, _version(t)) for slot, t in beside]
+            self._begin(beside, own=False)
 
-    def join(self) -> None:
-        """Return when the copy is complete."""
-        if self._thread is not None:
-            self._thread.join()
+    def barrier(self) -> None:
+        """Return when the copy is complete; the caller lends a hand with what is left."""
+        self._drain()
+        self._whole.wait()
 
-    def _copy(self, pairs: list[Pair], versions: list[int]) -> None:
-        try:
-            copy_in(self.arena, pairs)
-        except BaseException as error:
-            self.torn = f"(the copy failed: {error!r}) the state"
-            return
-        for (slot, tensor), version in zip(pairs, versions):
+    def wait(self) -> None:
+        """Return when the copy is complete, without helping."""
+        self._whole.wait()
+
+    def _begin(self, pairs: list[Pair], *, own: bool) -> None:
+        """Lay out the work; unless it is the caller's `own`, a thread starts on it."""
+        acts = _acts(self.arena, pairs)
+        self._work, self._left = iter(acts), len(acts)
+        self._whole.clear()
+        if not acts:
+            self._whole.set()
+        elif not own:
+            threading.Thread(target=self._drain, name="surefoot-copy", daemon=True).start()
+
+    def _drain(self) -> None:
+        """Do pieces of work until none is left; several threads may."""
+        for act in self._work:
+            try:
+                act()
+            except BaseException as error:
+                self.torn = self.torn or f"the copy failed: {error!r}"
+            with self._lock:
+                self._left -= 1
+                if self._left == 0:
+                    self._check()
+                    self._whole.set()
+
+    def _check(self) -> None:
+        for name, tensor, version in self._watched:
             if _version(tensor) != version:
-                self.torn = f"state[{slot.name}]"
-                return
+                self.torn = f"state[{name}] was written to before barrier() let it"
+                break
+        self._watched = []
 
 
 def split(
@@ -125,6 +143,50 @@ def owned_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
         for state in optimizer.state.values():
             owned.update(v.data_ptr() for v in state.values() if isinstance(v, torch.Tensor))
     return owned
+
+
+def _acts(arena: Arena, pairs: Iterable[Pair]) -> list[Act]:
+    """Return the copies to do, memcpy (which drops the interpreter lock) where it can be."""
+    acts: list[Act] = []
+    for slot, tensor in pairs:
+        if slot.n_bytes == 0:
+            continue
+        if tensor.device.type == "cpu" and tensor.is_contiguous() and not _is_lazy(tensor):
+            target, source = arena.address + slot.offset, tensor.data_ptr()
+            for at in range(0, slot.n_bytes, _PIECE_BYTES):
+                n = min(_PIECE_BYTES, slot.n_bytes - at)
+                acts.append(_Memcpy(target + at, source + at, n, tensor))
+        else:
+            acts.append(_Copy(arena, slot, tensor))
+    return acts
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()
+
+
+class _Memcpy:
+    """One raw copy; holds on to the tensor until it is done."""
+
+    __slots__ = ("_n", "_source", "_target", "_tensor")
+
+    def __init__(self, target: int, source: int, n: int, tensor: torch.Tensor) -> None:
+        self._target, self._source, self._n, self._tensor = target, source, n, tensor
+
+    def __call__(self) -> None:
+        _LIBC.memcpy(self._target, self._source, self._n)
+
+
+class _Copy:
+    """One copy through torch: from another device, or from memory that is not in order."""
+
+    __slots__ = ("_arena", "_slot", "_tensor")
+
+    def __init__(self, arena: Arena, slot: Slot, tensor: torch.Tensor) -> None:
+        self._arena, self._slot, self._tensor = arena, slot, tensor
+
+    def __call__(self) -> None:
+        self._arena.view(self._slot, self._tensor).copy_(self._tensor)
 
 
 def _version(tensor: torch.Tensor) -> int:

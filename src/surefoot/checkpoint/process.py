@@ -1,0 +1,72 @@
+"""The writer process: takes orders and arenas from a trainer, and finishes its order without it.
+
+It imports no torch, runs at low priority, ignores the terminal's signals, and ends when the
+trainer's end of the channel closes; an order that it has by then is still made durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import signal
+import socket
+from typing import Any
+
+from surefoot.checkpoint import wire
+from surefoot.checkpoint.errors_wire import error_json
+from surefoot.checkpoint.persist import Order, Persister
+
+_NICE = 5
+_PR_SET_NAME = 15
+
+
+def main(channel_fd: int) -> None:
+    """Serve orders until the channel closes."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"surefoot-writer", 0, 0, 0)
+    server = _Server(socket.socket(fileno=channel_fd))
+    while (message := wire.receive(server.channel)) is not None:
+        server.answer(*message)
+
+
+class _Server:
+    """The arena that was passed last and one persister per path."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self._arena: mmap.mmap | None = None
+        self._persisters: dict[str, Persister] = {}
+
+    def answer(self, body: dict[str, Any], fds: list[int]) -> None:
+        """Do one order and tell the trainer, if it still lives, how it ended."""
+        if fds:
+            self._take_arena(fds[0])
+        try:
+            reply: dict[str, Any] = {"folder": self._persist(body)}
+        except Exception as error:  # it goes to the trainer, typed
+            reply = {"error": error_json(error)}
+        with contextlib.suppress(OSError):
+            wire.send(self.channel, reply)
+
+    def _take_arena(self, fd: int) -> None:
+        if self._arena is not None:
+            self._arena.close()
+        n_bytes = os.fstat(fd).st_size
+        self._arena = mmap.mmap(fd, n_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        os.close(fd)
+
+    def _persist(self, body: dict[str, Any]) -> str:
+        if self._arena is None:
+            raise RuntimeError("an order came before its arena")
+        url = body["url"]
+        persister = self._persisters.setdefault(url, Persister(url, body["keep"]))
+        persister.corrupt = set(body["corrupt"])
+        persister.go_on(body["writer"], body["generation"], body["attempt"])
+        order = Order(**body["order"])
+        with memoryview(self._arena) as memory, memory[: order.n_bytes] as part:
+            return persister.persist(order, part)
