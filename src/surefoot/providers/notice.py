@@ -71,7 +71,11 @@ class PollingWatcher:
             if notice is not None and notice.event not in told:
                 told.add(notice.event)
                 callback(notice)
-            stop_event.wait(self.poll_s)
+            self._pause(stop_event)
+
+    def _pause(self, stop_event: threading.Event) -> None:
+        """Wait until it is worth looking again; a cloud that can tell replaces this."""
+        stop_event.wait(self.poll_s)
 
     def _look(self) -> Notice | None:
         """Return the notice in force, None when there is none; RetryLaterError: cannot tell."""

@@ -1,0 +1,1 @@
+"""Pods on preemptible Kubernetes nodes."""
