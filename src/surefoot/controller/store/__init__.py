@@ -1,0 +1,5 @@
+"""The controller's durable record: an SQL journal of events, and the lease on a run."""
+
+from surefoot.controller.store.journal import Journal, Store
+
+__all__ = ["Journal", "Store"]
