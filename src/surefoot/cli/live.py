@@ -60,6 +60,9 @@ class View(Protocol):
     def pulse(self, now_ms: int) -> None:
         """Show the present state if it is time to."""
 
+    def tell(self, line: str) -> None:
+        """Say something that is no event."""
+
 
 def choose_view(story: Story, *, as_json: bool) -> View:
     """Return the live view on a terminal that can show it, else plain lines (stderr for JSON)."""
@@ -77,8 +80,9 @@ class PlainView:
     def __init__(self, story: Story, write: Callable[[str], None]) -> None:
         self.story = story
         self.write = write
-        self._told = 0
+        self._told = story.told
         self._said_ms = 0
+        self._trouble = ""
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +105,15 @@ class PlainView:
             self.write(f"{_since(self.story, event.at_ms)}  {status_line(self.story)}")
 
     def pulse(self, now_ms: int) -> None:
-        """Nothing: lines come with events."""
+        """Tell new trouble; everything else comes with events."""
+        trouble = self.story.trouble
+        if trouble != self._trouble and trouble:
+            self.write(f"{_since(self.story, now_ms)}  waiting: {clean(trouble)}")
+        self._trouble = trouble
+
+    def tell(self, line: str) -> None:
+        """Write the line."""
+        self.write(line)
 
 
 class LiveView:
@@ -134,6 +146,10 @@ class LiveView:
             self._drawn_ms = now_ms
             self._live.update(screen(self.story, now_ms), refresh=True)
 
+    def tell(self, line: str) -> None:
+        """Print the line above the screen."""
+        self.console.print(Text(line, "bold"))
+
 
 def screen(story: Story, now_ms: int) -> RenderableType:
     """Return the whole view: title, fleet, figures, last events."""
@@ -144,8 +160,10 @@ def screen(story: Story, now_ms: int) -> RenderableType:
         Panel(_training(story), title="training", border_style="cyan"),
         Panel(_money(story, now_ms), title="forecast and money", border_style="cyan"),
     )
+    trouble = [Text(f"waiting: {clean(story.trouble)}", "bold yellow")] if story.trouble else []
     return Group(
         _title(story, now_ms),
+        *trouble,
         Panel(_fleet(story), title="fleet", border_style="cyan"),
         boxes,
         Panel(_events(story), title="what happened", border_style="cyan"),

@@ -140,15 +140,15 @@ def keys_at(where: tuple[str | int, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part) if model else None
-        model = _section_of(field.annotation) if field else None
+        model = section_of(field.annotation) if field else None
     return sorted(model.model_fields) if model else []
 
 
-def _section_of(annotation: Any) -> type[Section] | None:
+def section_of(annotation: Any) -> type[Section] | None:
     """Return the section class named somewhere in a type, or None."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     for part in getattr(annotation, "__args__", ()):
-        if (found := _section_of(part)) is not None:
+        if (found := section_of(part)) is not None:
             return found
     return None

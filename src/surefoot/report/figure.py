@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from surefoot.report.story import Course, Story
 
@@ -104,6 +105,7 @@ class _Panels:
                 y = [top * 0.95] * len(at)
                 ax.plot(at, y, marker, color=color, ms=7, ls="", label=_MARKS[kind])
         ax.set_ylim(0, top)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_ylabel("VMs")
         _legend(ax)
 
@@ -125,7 +127,7 @@ class _Panels:
         if y and max(y) > 20 * max(min(y), 1e-9):
             ax.set_yscale("log")
         else:
-            ax.set_ylim(bottom=0)
+            ax.set_ylim(0, 1.15 * max(y, default=1.0))
         ax.set_ylabel("interval, s")
         other = ax.twinx()
         hx, hy = self.series(self.story.hazard_per_h)

@@ -104,6 +104,8 @@ class Story:
     told: int = 0
     """How many lines there ever were; `lines` keeps the last of them."""
     decision: Decision | None = None
+    trouble: str = ""
+    """What keeps the run from going on right now, set from outside; empty if nothing does."""
     tokens: int = 0
     began_ms: int | None = None
     ended_ms: int | None = None

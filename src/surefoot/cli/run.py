@@ -1,0 +1,261 @@
+"""`surefoot run`: lead one job to its end on this machine, and tell what happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from surefoot.cli import frame, live, local, outdir
+from surefoot.config import JobFile, load_job
+from surefoot.controller.clock import Clock, RealClock
+from surefoot.controller.hub import Hub
+from surefoot.controller.loop import Controller
+from surefoot.controller.store import Store
+from surefoot.core.event import Event
+from surefoot.core.forecast import get_forecaster
+from surefoot.core.job import Job
+from surefoot.core.policy import get_policy
+from surefoot.report import Story, write_report
+from surefoot.report.clean import clean
+from surefoot.report.numbers import rows_of
+
+HUB_FILE = "hub.json"
+WAIT_S = 0.25
+
+
+def run(
+    job: Annotated[Path, typer.Argument(help="The job file (YAML).")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before spending money.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Train a job on spot VMs to its end. Ctrl-C stops it cleanly; the same command resumes."""
+    clock = RealClock()
+    job_file = load_job(job, now_ms=clock.now_ms())
+    local.check_provider(job_file)
+    trace = local.read_market(job_file)
+    found = outdir.claim(job_file, now_ms=clock.now_ms())
+    terms = job_file.terms(trace.pools, start_ms=found.card.started_ms)
+    card = _card(found.card, terms)
+    changed = _differences(found, card)
+    outdir.write_card(job_file.out, card)
+    story = Story(terms).add_all(found.events)
+    view = live.choose_view(story, as_json=as_json)
+    for line in changed:
+        view.tell(line)
+    with contextlib.ExitStack() as stack:
+        provider = local.open_provider(job_file, trace, job_file.out / "vms")
+        stack.callback(provider.close, kill=True)
+        hub, boot = _hub(job_file, provider.listen, provider.hub_address, clock)
+        stack.callback(hub.close)
+        store = Store(job_file.out / outdir.JOURNAL)
+        stack.callback(store.close)
+        controller = Controller(
+            terms,
+            provider,
+            agents=hub,
+            store=store,
+            clock=clock,
+            policy=get_policy(terms.policy),
+            forecaster=get_forecaster(terms.forecaster),
+            run=card.run,
+            boot=boot,
+            settings=local.SETTINGS,
+            on_event=(_teller(story, view),),
+        )
+        stack.callback(controller.close)
+        try:
+            signal_number = _lead(controller, hub, story, view, clock)
+        except KeyboardInterrupt:
+            _say_left(job_file, len(story.state.fleet))
+            raise typer.Exit(frame.INTERRUPTED) from None
+    raise typer.Exit(_conclude(job_file, story, signal_number, as_json=as_json))
+
+
+def _card(card: outdir.Card, job: Job) -> outdir.Card:
+    """Return the run's card with the terms that are in force from now on."""
+    return replace(
+        card,
+        num_nodes=job.num_nodes,
+        policy=job.policy,
+        pools=tuple(str(pool) for pool in job.pools),
+        steps=job.work.total_steps,
+        floor=job.throughput.floor,
+        ceiling=job.throughput.ceiling,
+    )
+
+
+def _differences(found: outdir.Found, card: outdir.Card) -> list[str]:
+    """Tell which settings of an unfinished run change now that it is taken up again."""
+    if not found.events:
+        return []
+    before, after = asdict(found.card), asdict(card)
+    lines = [f"going on with run {card.run} of {found.folder}"]
+    for key in before:
+        if before[key] != after[key] and before[key] not in ((), None):
+            lines.append(f"{key} was {before[key]} and is {after[key]} from now on")
+    return [clean(line) for line in lines]
+
+
+def _hub(job_file: JobFile, listen: Any, address: Any, clock: Clock) -> tuple[Hub, dict[str, str]]:
+    """Open the hub where the agents of an earlier start look for it; return it and the boot."""
+    file = job_file.out / HUB_FILE
+    known = _read_hub(file)
+    secret = known.get("secret") or secrets.token_urlsafe(24)
+    listener = _listen(listen, int(known.get("port", 0)))
+    place = address(listener)
+    port = int(listener.getsockname()[1])
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+        json.dump({"secret": secret, "port": port}, out)
+    boot = {
+        "SUREFOOT_HUB": place,
+        "SUREFOOT_SECRET": secret,
+        "SUREFOOT_COMMAND": _command(job_file),
+        "SUREFOOT_WORKDIR": str(job_file.workdir),
+        "SUREFOOT_CHECKPOINT": job_file.checkpoint,
+        "SUREFOOT_KEEP": str(job_file.keep),
+        "SUREFOOT_NOTICE": "aws",
+        "SUREFOOT_ENVS": json.dumps(dict(job_file.envs)),
+        "SUREFOOT_LEASE_S": str(local.LEASE_S),
+    }
+    if job_file.job.work.total_steps is not None:
+        boot["SUREFOOT_STEPS"] = str(job_file.job.work.total_steps)
+    return Hub(listener, secret, clock), boot
+
+
+def _read_hub(file: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _listen(listen: Any, port: int) -> socket.socket:
+    """Listen on the port of before, or on any other if it is taken."""
+    try:
+        found: socket.socket = listen(port)
+    except OSError:
+        found = listen(0)
+    return found
+
+
+def _command(job_file: JobFile) -> str:
+    """Return the shell text of a worker: set-up first, where there is one."""
+    if not job_file.setup.strip():
+        return job_file.command
+    return f"( {job_file.setup}\n) || exit $?\n{job_file.command}"
+
+
+def _teller(story: Story, view: live.View) -> Any:
+    def told(event: Event) -> None:
+        story.add(event)
+        view.happened(event)
+
+    return told
+
+
+def _lead(
+    controller: Controller, hub: Hub, story: Story, view: live.View, clock: Clock
+) -> int | None:
+    """Take turns until the run is over; return the signal that stopped it, if one did."""
+    with _signals(controller, story, view) as got, view:
+        while True:
+            wake_ms = controller.turn()
+            now_ms = clock.now_ms()
+            story.trouble = controller.view().trouble
+            view.pulse(now_ms)
+            if wake_ms is None:
+                return got[0] if got else None
+            hub.wait(min(max(0.0, (wake_ms - now_ms) / 1000), WAIT_S))
+
+
+def _say_left(job_file: JobFile, held: int) -> None:
+    """Say what leaving at once means: no last checkpoint, and no local VM outlives it."""
+    frame.err().print(
+        Text(
+            f"left at once, without a last checkpoint; {held} local VMs are ended with this"
+            f" command\ngo on with: surefoot run {_near(job_file.path)}"
+        )
+    )
+
+
+@contextlib.contextmanager
+def _signals(controller: Controller, story: Story, view: live.View) -> Iterator[list[int]]:
+    """First SIGINT, SIGTERM or SIGHUP: stop cleanly. Second: leave at once."""
+    got: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        got.append(number)
+        if len(got) > 1:
+            raise KeyboardInterrupt
+        held = len(story.state.fleet)
+        view.tell(
+            f"stopping: {held} VMs run; a last checkpoint, then all of them end"
+            " (Ctrl-C again leaves at once)"
+        )
+        controller.request_stop(message=f"stopped by {signal.Signals(number).name}")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield got
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def _conclude(job_file: JobFile, story: Story, signal_number: int | None, *, as_json: bool) -> int:
+    """Write the report, print the summary, return the exit code."""
+    figures = write_report(job_file.out, story)
+    outcome = story.state.outcome or "failed"
+    codes = {"done": frame.DONE, "refused": frame.REFUSED, "stopped": frame.INTERRUPTED}
+    code = codes.get(outcome, frame.FAILED)
+    if outcome == "stopped" and signal_number is not None:
+        code = 128 + signal_number
+    why = next((text for _, (_, text) in reversed(story.lines) if text.startswith("run ")), "")
+    body = {"outcome": outcome, "exit_code": code, "message": why, "out": str(job_file.out)}
+    if as_json:
+        frame.print_json({**body, "figures": figures})
+        return code
+    _print_summary(job_file, story, why, dict(figures))
+    return code
+
+
+def _print_summary(job_file: JobFile, story: Story, why: str, figures: dict[str, Any]) -> None:
+    console = frame.out()
+    table = Table(title=f"{story.job.name}: {why}", title_justify="left", show_header=False)
+    table.add_column(style="cyan")
+    table.add_column()
+    for label, value in rows_of(figures):
+        table.add_row(Text(label), Text(value))
+    console.print(table)
+    lost = {k.replace("_", " "): v for k, v in (figures.get("badput") or {}).items() if v}
+    worst = sorted(lost.items(), key=lambda item: -item[1])
+    console.print(
+        Text("time not kept: " + (", ".join(f"{k} {100 * v:.1f} %" for k, v in worst) or "none"))
+    )
+    shown = _near(job_file.out)
+    console.print(Text(f"report: {shown / outdir.REPORT}   figures: {shown / outdir.SUMMARY}"))
+    if story.state.outcome == "stopped":
+        console.print(Text(f"go on with: surefoot run {_near(job_file.path)}", "bold"))
+
+
+def _near(path: Path) -> Path:
+    """Return the path relative to here if it lies below."""
+    with contextlib.suppress(ValueError):
+        return path.absolute().relative_to(Path.cwd())
+    return path
