@@ -1,0 +1,78 @@
+"""How a user's DataLoader becomes one rank's stream of batches from any step on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from surefoot.errors import ConfigError, NotBuiltError
+from surefoot.train.sampler import DataOrder, ShareSampler
+
+
+def order_of(loader: DataLoader[Any], seed: int) -> DataOrder:
+    """Return the data order of a loader whose batch_size is the global batch.
+
+    Raises ConfigError or NotBuiltError for loaders whose order is not ours to keep.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise NotBuiltError(
+            "Session needs a map-style dataset (with __len__ and __getitem__); iterable datasets"
+            " are not built yet",
+            hint="index the stream once and wrap it in a torch.utils.data.Dataset",
+        )
+    if loader.batch_size is None or loader.batch_sampler is None:
+        raise ConfigError("Session needs a DataLoader with batch_size, which is the global batch")
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise NotBuiltError(
+            f"Session keeps the order itself and cannot use a {type(loader.sampler).__name__}",
+            hint="pass DataLoader(dataset, batch_size=..., shuffle=True or False)",
+        )
+    return DataOrder(
+        samples=len(loader.dataset),  # type: ignore[arg-type]
+        batch=loader.batch_size,
+        seed=seed,
+        shuffle=isinstance(loader.sampler, RandomSampler),
+        drop_last=loader.drop_last,
+    )
+
+
+class Feed:
+    """Batches of one rank, prefetched by the loader's workers; a new place is a new iterator."""
+
+    def __init__(self, loader: DataLoader[Any], order: DataOrder) -> None:
+        self.order = order
+        self._loader = loader
+        self._place: tuple[int, int, int] | None = None
+        self._stream: Iterator[Any] | None = None
+        self._generator = torch.Generator()  # the iterator draws from it, not from the user's RNG
+
+    def batch(self, step: int, stop: int, *, rank: int, world: int) -> Any:
+        """Return this rank's batch of `step`; what was prefetched for another place is dropped."""
+        if self._stream is None or self._place != (step, rank, world):
+            self._stream = iter(self._from(step, stop, rank=rank, world=world))
+        batch = next(self._stream)
+        self._place = (step + 1, rank, world)
+        return batch
+
+    def rewind(self) -> None:
+        """Forget what was prefetched: the next batch is fetched anew."""
+        self._stream = None
+
+    def _from(self, step: int, stop: int, *, rank: int, world: int) -> DataLoader[Any]:
+        old = self._loader
+        sampler = ShareSampler(self.order, step, stop, rank=rank, world=world)
+        return DataLoader(
+            old.dataset,
+            batch_sampler=sampler,
+            num_workers=old.num_workers,
+            collate_fn=old.collate_fn,
+            pin_memory=old.pin_memory,
+            timeout=old.timeout,
+            worker_init_fn=old.worker_init_fn,
+            multiprocessing_context=old.multiprocessing_context,
+            generator=self._generator,
+            prefetch_factor=old.prefetch_factor if old.num_workers else None,
+        )

@@ -1,0 +1,139 @@
+"""Which samples belong to which step and rank: a pure function of seed, epoch and step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from surefoot.errors import ConfigError
+
+Ids = npt.NDArray[np.int64]
+_ROUNDS = 6
+_U = np.uint64
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of a step: sample ids, and the part's weight in the global mean.
+
+    A rank without a part (more ranks than samples) gets one sample with weight 0: it takes part
+    in the collectives and changes nothing.
+    """
+
+    ids: list[int]
+    weight: float
+
+    @property
+    def samples(self) -> int:
+        """Samples that count."""
+        return len(self.ids) if self.weight > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataOrder:
+    """The order of `samples` items in global batches of `batch`, whoever computes them.
+
+    Without `drop_last` the last batch of an epoch holds what is left; weights follow its size.
+    """
+
+    samples: int
+    batch: int
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.batch < 1:
+            raise ConfigError(
+                f"a data set of {self.samples} samples in batches of {self.batch} holds no step"
+            )
+        if self.drop_last and self.samples < self.batch:
+            raise ConfigError(
+                f"drop_last=True with {self.samples} samples and a batch of {self.batch}: no step",
+                hint="use a smaller batch_size or drop_last=False",
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole steps in one pass over the data."""
+        whole = self.samples // self.batch
+        return whole if self.drop_last else -(-self.samples // self.batch)
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch, from 0, that `step` belongs to."""
+        return step // self.steps_per_epoch
+
+    def ids(self, step: int) -> Ids:
+        """Return the sample ids of one global batch, shape (batch,) or less at an epoch's end."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        start = index * self.batch
+        places = np.arange(start, min(start + self.batch, self.samples), dtype=np.int64)
+        return permute(places, self.samples, (self.seed, epoch)) if self.shuffle else places
+
+    def share(self, step: int, rank: int, world: int) -> Share:
+        """Return the part of `rank`: contiguous, sizes differ by one at most."""
+        ids = self.ids(step)
+        small, more = divmod(len(ids), world)
+        start = rank * small + min(rank, more)
+        mine = ids[start : start + small + (rank < more)]
+        if len(mine) == 0:
+            return Share([int(ids[0])], 0.0)
+        return Share([int(i) for i in mine], len(mine) / len(ids))
+
+
+class ShareSampler:
+    """A batch sampler for torch's DataLoader: one rank's shares from `start` on, up to `stop`."""
+
+    def __init__(self, order: DataOrder, start: int, stop: int, *, rank: int, world: int) -> None:
+        self._order, self._start, self._stop = order, start, stop
+        self._rank, self._world = rank, world
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(self._start, self._stop):
+            yield self._order.share(step, self._rank, self._world).ids
+
+    def __len__(self) -> int:
+        return max(0, self._stop - self._start)
+
+
+def permute(places: Ids, size: int, key: tuple[int, ...]) -> Ids:
+    """Return where a keyed pseudo-random permutation of range(size) sends `places`.
+
+    A Feistel network on the next even power of two with cycle walking (Black and Rogaway 2002):
+    any position costs the same, nothing is stored, so that a resume deep in an epoch is instant.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    keys = [mix(*key, number) for number in range(_ROUNDS)]
+    value = _feistel(places.astype(np.uint64), half, keys)
+    while (outside := value >= _U(size)).any():
+        value[outside] = _feistel(value[outside], half, keys)
+    return value.astype(np.int64)
+
+
+def mix(*parts: int) -> int:
+    """Return a 64-bit hash of whole numbers, the same on every machine (splitmix64's finaliser)."""
+    state = 0x9E3779B97F4A7C15
+    for part in parts:
+        state = (state ^ (part & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state
+
+
+def _feistel(value: npt.NDArray[np.uint64], half: int, keys: list[int]) -> npt.NDArray[np.uint64]:
+    mask = _U((1 << half) - 1)
+    left, right = value >> _U(half), value & mask
+    for key in keys:
+        left, right = right, left ^ (_hash(right + _U(key & 0xFFFFFFFF)) ^ _U(key >> 32)) & mask
+    return (left << _U(half)) | right
+
+
+def _hash(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        value = (value ^ (value >> _U(30))) * _U(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> _U(27))) * _U(0x94D049BB133111EB)
+    return value ^ (value >> _U(31))

@@ -1,0 +1,448 @@
+"""What a training script holds: the loop that survives a fleet that changes under it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+import torch
+
+from surefoot.checkpoint import Checkpointer
+from surefoot.core.wire import Finished, Formed, Metric, Noticed, Ready, Stepped
+from surefoot.errors import ConfigError
+from surefoot.train.control import Control
+from surefoot.train.elastic import Membership, Patience
+from surefoot.train.feed import Feed, order_of
+from surefoot.train.gradients import GradientSum
+from surefoot.train.group import Group, GroupError
+from surefoot.train.link import Link, SaveWish
+from surefoot.train.rewind import StepUndo, seed_step
+from surefoot.train.saver import Saver
+from surefoot.train.state import TrainingState
+from surefoot.train.stepclock import StepClock, since_process_start_ms
+
+_log = logging.getLogger("surefoot.train")
+
+_GRACE_S = 30
+"""Time that a bare SIGTERM is taken to leave; SUREFOOT_GRACE_S sets another."""
+
+
+class Session:
+    """Keeps a plain PyTorch loop going through preemptions; resumes by itself.
+
+    `dataloader.batch_size` is the global batch, whatever the number of workers; `checkpoint`
+    (default: SUREFOOT_CHECKPOINT) is a path or URL. `extra` names further objects that have
+    state_dict() and load_state_dict(), such as a grad scaler. `save_interval_s` counts when no
+    controller sets the interval. Started without an agent it is a world of one, and SIGTERM or
+    Ctrl-C saves and exits with 128 + the signal's number.
+
+        with Session(model=model, optimizer=optimizer, dataloader=loader) as session:
+            for step, batch in session.steps(total=600):
+                loss = criterion(model(batch.x), batch.y)
+                loss.backward()              # gradients are averaged over all workers here
+                optimizer.step()
+                optimizer.zero_grad()
+                session.log(loss=loss)
+
+    A step that loses a member in the middle is yielded again once the group has re-formed, with
+    the same samples and random numbers; its loop body ran for nothing (`session.stepped` is
+    False after its backward, gradients are None).
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataloader: torch.utils.data.DataLoader[Any],
+        scheduler: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        keep: int | None = None,
+        save_interval_s: float = 300.0,
+    ) -> None:
+        env = os.environ
+        self._pace = _positive(env, "SUREFOOT_PACE")
+        if self._pace is not None:
+            torch.set_num_threads(1)  # a local VM is a slice of this machine
+        self._order = order_of(dataloader, seed)
+        self._feed = Feed(dataloader, self._order)
+        self._state = TrainingState(model, optimizer, scheduler, extra or {}, self._order)
+        self._undo = StepUndo(optimizer, scheduler)
+        self._link = Link(env.get("SUREFOOT_AGENT"))
+        token = env.get("SUREFOOT_TOKEN", "alone")
+        self._membership = Membership(self._link, token, env.get("SUREFOOT_ADDRESS", "127.0.0.1"))
+        self._patience = Patience(self._link)
+        self._saver = Saver(
+            os.fspath(checkpoint) if checkpoint else env.get("SUREFOOT_CHECKPOINT"),
+            keep=keep or int(env.get("SUREFOOT_KEEP") or 3),
+            interval_s=save_interval_s,
+            optimizer=optimizer,
+            report=self._link.send,
+        )
+        self._gradients = GradientSum(model)
+        self._group: Group | None = None
+        self._signal = 0
+        self._old_signals: dict[int, Any] = {}
+        self._loss: tuple[float, float] = (0.0, 0.0)
+        self._weight = 1.0
+        self._tokens = 0.0
+        self._clock = StepClock()
+        self._formed: Formed | None = None
+        self._leave_limit_s: float | None = None
+        self._total = 0
+        self._catch_signals()
+        self._link.start()
+        self._link.send(Ready(since_process_start_ms(), max(0, self._saver.newest())))
+
+    # -- the user's side -----------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Steps done so far."""
+        return max(0, self._state.step)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the present group, from 0."""
+        return self._group.rank if self._group is not None else 0
+
+    @property
+    def world(self) -> int:
+        """Workers in the present group."""
+        return self._group.world if self._group is not None else 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this worker reports for all of them; can change when a worker is lost."""
+        return self._group is not None and self._group.rank == 0
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the present step's gradients are those of all workers (else it is redone)."""
+        return self._gradients.heard is not None and self._gradients.failure is None
+
+    @property
+    def checkpoint(self) -> Checkpointer | None:
+        """The checkpoint engine; None where no path is set."""
+        return self._saver.checkpointer
+
+    def log(self, **values: Any) -> None:
+        """Report figures of this step: this worker's mean `loss`, its `tokens`, and others.
+
+        Losses are averaged and tokens added up over the workers; other names are the main
+        worker's own.
+        """
+        for name, value in values.items():
+            number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+            if name == "loss":
+                self._loss = (number * self._weight, self._weight)
+            elif name == "tokens":
+                self._tokens = number
+            elif self.is_main:
+                self._link.send(Metric(name, number, self.step))
+
+    def steps(self, total: int) -> Iterator[tuple[int, Any]]:
+        """Yield (step, this worker's batch) for every step still to do, up to `total`.
+
+        Ends when all are done and the final checkpoint is durable; raises SystemExit when the
+        worker is told to leave or stop. Raises FencedError when another run took the checkpoint
+        path, CorruptError when there are checkpoints of which none is good.
+        """
+        self._total = total
+        while True:
+            group = self._settled_group()
+            if self._state.step >= total:
+                if self._finish(group):
+                    return
+                continue
+            step = self._state.step
+            share = self._begin_step(group, step)
+            yield step, share
+            self._end_step(group)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._gradients.close()
+        self._saver.close()
+        self._membership.drop()
+        self._link.close()
+        for number, old in self._old_signals.items():
+            signal.signal(number, old)
+
+    # -- one step ------------------------------------------------------------------------------
+
+    def _begin_step(self, group: Group, step: int) -> Any:
+        share = self._order.share(step, group.rank, group.world)
+        self._clock.begin(0.0 if self._pace is None else share.samples / self._pace)
+        self._gradients.begin(group, share.weight, self._say(group))
+        self._weight = share.weight
+        self._forget_figures(share.samples)
+        self._undo.mark()
+        batch = self._feed.batch(step, self._total, rank=group.rank, world=group.world)
+        seed_step(self._order.seed, step, group.rank)
+        return batch
+
+    def _say(self, group: Group) -> Control:
+        """Return what this worker has to say in the coming step's all-reduce."""
+        orders, control = self._link.orders, Control()
+        control.leave = float(self._membership.ready_to_leave)
+        control.save = float(group.rank == 0 and self._saver.due)
+        wish = orders.save
+        if wish is not None and self._saver.is_new(wish):
+            control.urgent = 1.0
+            control.left_s = _left_s(wish)
+        if orders.stop is not None or self._signal:
+            control.stop = 1.0
+            control.drop = float(orders.stop is not None and not orders.stop.save)
+        control.loss, control.losses = self._loss
+        control.tokens = self._tokens
+        return control
+
+    def _end_step(self, group: Group) -> None:
+        """Commit the step that the loop body ran, and do what all ranks agreed on."""
+        self._gradients.finish()
+        heard = self._gradients.heard
+        if self._gradients.failure is not None or heard is None:
+            return self._lose_group(str(self._gradients.failure))
+        self._undo.keep()
+        self._state.step += 1
+        self._saver.count(self._clock.end())
+        self._report(group, heard)
+        self._act(group, heard)
+        return None
+
+    def _act(self, group: Group, heard: Control) -> None:
+        orders = self._link.orders
+        if orders.interval_s is not None:
+            self._saver.interval_s = orders.interval_s
+        if heard.stop:
+            self._stop(group, save=not heard.drop)
+        wish = _agreed(heard)
+        if wish is not None:
+            self._begin_save("emergency", wish)
+            if orders.save is not None and not self._saver.is_new(orders.save):
+                orders.save = None
+        elif heard.save:
+            self._begin_save("periodic", None)
+        if self._saver.fenced is not None:
+            raise self._saver.fenced
+        if heard.leave == group.world:
+            self._leave_group(group)
+        elif orders.leave:
+            self._leave_soon(group)
+
+    def _begin_save(self, kind: str, wish: SaveWish | None) -> None:
+        deadline_s = wish.deadline_s if wish is not None else None
+        self._saver.save(self._state.step, self._state.take(), kind=kind, deadline_s=deadline_s)
+        self._saver.note_begun(wish)
+
+    def _report(self, group: Group, heard: Control) -> None:
+        if group.rank != 0:
+            return
+        if self._formed is not None:
+            self._link.send(self._formed)
+            self._formed = None
+        if group.world == 1 and self._loss[1]:
+            heard.loss, heard.losses = self._loss
+            heard.tokens = self._tokens
+        if self._clock.may_report():
+            loss = heard.loss / heard.losses if heard.losses > 0 else None
+            self._link.send(
+                Stepped(self._state.step, self._clock.step_ms, loss, round(heard.tokens))
+            )
+
+    def _forget_figures(self, samples: int) -> None:
+        self._loss, self._tokens = (0.0, 0.0), float(samples)
+
+    # -- from group to group -------------------------------------------------------------------
+
+    def _settled_group(self) -> Group:
+        """Return the group to train in, joining the next one where that is needed."""
+        while self._group is None:
+            group = self._alone() if self._link.alone else self._next_group()
+            try:
+                formed = self._state.sync(group, self._saver)
+            except GroupError as error:
+                self._lose_group(str(error))
+                continue
+            if group.rank == 0:
+                self._charge(group)
+            else:
+                self._saver.step_down()
+            self._group, self._formed = group, self._clock.formed(formed)
+        return self._group
+
+    def _alone(self) -> Group:
+        return Group(0, 0, ("127.0.0.1",))
+
+    def _charge(self, group: Group) -> None:
+        if self._link.alone:
+            self._saver.take_charge_alone()
+        else:
+            self._saver.take_charge(group.number)
+
+    def _next_group(self) -> Group:
+        """Wait until the next generation's group stands; may end the process."""
+        membership = self._membership
+        while True:
+            orders = self._link.orders
+            if orders.stop is not None or self._signal:
+                self._stop(None, save=orders.stop is None or orders.stop.save)
+            if orders.leave and (membership.excluded or not membership.next_number):
+                self._exit(0)
+            group = membership.adopt()
+            if group is not None:
+                return group
+            if orders.leave:
+                self._exit(0)
+            if membership.excluded or not membership.next_number:
+                self._patience.reset(first_after_s=3.0)  # nobody owes this worker a group
+            else:
+                reason = membership.trouble or self._reason
+                self._patience.complain(membership.next_number, self.step, reason)
+            membership.wait(0.1)
+
+    _reason = "no group yet"
+
+    def _lose_group(self, reason: str) -> None:
+        """The group broke in a step or while it formed: leave no trace of the step, wait."""
+        number = self._membership.next_number
+        _log.warning("generation %d broke at step %d: %s", number, self.step, reason)
+        self._undo.undo()
+        self._feed.rewind()
+        self._forget_figures(0)
+        self._group, self._reason = None, reason
+        if not self._link.alone:
+            self._membership.drop()
+            self._patience.reset()
+
+    def _leave_group(self, group: Group) -> None:
+        """All members are ready for the next generation: go there together."""
+        if group.rank == 0 and self._membership.survivors() == 0:
+            self._save_last(kind="emergency")  # nobody carries the live state on
+        self._group, self._reason = None, "waiting for the next group"
+        self._membership.drop()
+        self._patience.reset(first_after_s=3.0)
+
+    def _leave_soon(self, group: Group) -> None:
+        """Told to leave: hand over at the step that all agree on, or now if none is coming."""
+        now_s = time.monotonic()
+        if self._leave_limit_s is None:
+            self._leave_limit_s = now_s + 5.0
+        if not self._membership.excluded or now_s > self._leave_limit_s:
+            if group.rank == 0 and not self._membership.survivors():
+                self._save_last(kind="emergency")
+            self._exit(0)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _finish(self, group: Group) -> bool:
+        """Make the last step durable; returns False if a member was lost meanwhile."""
+        saved = self._save_last(kind="final") if group.rank == 0 else True
+        try:
+            rows = group.gather_rows([int(saved)])
+        except GroupError as error:
+            self._lose_group(str(error))
+            return False
+        if group.rank == 0:
+            if self._formed is not None:
+                self._link.send(self._formed)
+            self._link.send(Finished(self._state.step))
+        if not all(row[0] for row in rows):
+            _log.error("the final checkpoint could not be written")
+        return True
+
+    def _save_last(self, *, kind: str) -> bool:
+        """Save and wait until it is durable; returns False if it is not."""
+        checkpointer = self._saver.checkpointer
+        if checkpointer is None:
+            return True
+        self._saver.wait()
+        durable = checkpointer.last_durable
+        if durable is not None and durable.step == self._state.step:
+            return True
+        self._saver.save(self._state.step, self._state.take(), kind=kind)
+        self._saver.wait()
+        if self._saver.fenced is not None:
+            raise self._saver.fenced
+        durable = checkpointer.last_durable
+        return durable is not None and durable.step == self._state.step
+
+    def _stop(self, group: Group | None, *, save: bool) -> NoReturn:
+        """End the run at this step; the others wait until rank 0's save is durable."""
+        if save and self._state.step >= 0:
+            if self._saver.in_charge:
+                self._save_last(kind="final")
+            if group is not None and group.pg is not None:
+                try:
+                    group.gather_rows([1])
+                except GroupError:
+                    _log.warning("a member was lost during the final save")
+        self._exit(128 + self._signal if self._signal else 0)
+
+    def _exit(self, code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    # -- signals -------------------------------------------------------------------------------
+
+    def _catch_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        numbers = (signal.SIGTERM, signal.SIGINT) if self._link.alone else (signal.SIGTERM,)
+        for number in numbers:
+            self._old_signals[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Only note it: the loop saves at a step boundary. A second one has its usual effect."""
+        if self._link.alone:
+            self._signal = number
+            signal.signal(number, self._old_signals[number])
+            return
+        left_ms = round((_positive(os.environ, "SUREFOOT_GRACE_S") or _GRACE_S) * 1000)
+        self._link.wish_save(left_ms, "signal")
+        threading.Thread(
+            target=self._link.send, args=(Noticed(left_ms, "signal"),), daemon=True
+        ).start()
+
+
+def _left_s(wish: SaveWish) -> float:
+    """Return seconds to the deadline; a negative number stands for a wish without one."""
+    if wish.deadline_s is None:
+        return -1.0
+    return max(0.0, wish.deadline_s - time.monotonic())
+
+
+def _agreed(heard: Control) -> SaveWish | None:
+    """Return the wish that the ranks together made in a step, if any did."""
+    if not heard.urgent:
+        return None
+    left_s = heard.left_s / heard.urgent
+    return SaveWish(time.monotonic() + left_s if left_s >= 0 else None, "agreed")
+
+
+def _positive(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be a number above 0, not {text!r}") from error
+    if not value > 0:
+        raise ConfigError(f"{name} must be a number above 0, not {text!r}")
+    return value
