@@ -18,7 +18,9 @@ from surefoot.core.trace import PoolTrace, Reclaim, Semantics, Step, Trace
 from surefoot.errors import CapacityError, ConfigError
 from surefoot.providers.base import LaunchRequest, Vm, VmState
 from surefoot.providers.local import processes
-from surefoot.providers.local.provider import LocalProvider, sweep
+from surefoot.providers.local.host import temporary
+from surefoot.providers.local.provider import LocalProvider
+from surefoot.providers.local.sweep import sweep
 
 POOL = Pool("local", "here", "a", "small")
 SLEEPER = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
@@ -97,6 +99,8 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
     yield open_one
     for provider in made:
         provider.close(kill=True)
+    names = [path.name for path in (tmp_path / "state" / "vms").glob("local-*")]
+    assert not any(temporary(name).exists() for name in names)
     assert processes.marked(f"{(tmp_path / 'state').resolve()}/") == set()
 
 
@@ -221,6 +225,7 @@ def test_the_boot_environment_reaches_the_vm_and_ours_does_not(
     assert seen["SUREFOOT_VM_DIR"] == str(folder_of(tmp_path, vm).resolve())
     assert seen["AWS_EC2_METADATA_SERVICE_ENDPOINT"].startswith("http://127.0.0.1:")
     assert "SUREFOOT_LEAK" not in seen
+    assert Path(seen["TMPDIR"]).is_dir() and len(seen["TMPDIR"]) < 60
     files = [p for p in (tmp_path / "state").rglob("*") if p.is_file() and p != told]
     assert not any(b"hush" in p.read_bytes() for p in files)
 
@@ -340,7 +345,10 @@ def test_a_vm_that_died_meanwhile_is_listed_as_ended(
 def test_sweep_ends_what_a_killed_controller_left(killed_controller: Path) -> None:
     prefix = f"{killed_controller.resolve()}/"
     assert len(processes.marked(prefix)) == 2
+    temporaries = [temporary(path.stem) for path in (killed_controller / "vms").glob("*.json")]
+    assert all(path.is_dir() for path in temporaries)
     assert sweep(killed_controller) == 2
+    assert not any(path.exists() for path in temporaries)
     assert processes.marked(prefix) == set()
     assert sweep(killed_controller) == 0
 

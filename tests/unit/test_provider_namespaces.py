@@ -18,7 +18,8 @@ from surefoot.core.trace import PoolTrace, Semantics, Step, Trace
 from surefoot.errors import ConfigError
 from surefoot.providers.base import LaunchRequest, Vm, VmState
 from surefoot.providers.local import namespaces, processes
-from surefoot.providers.local.provider import LocalProvider, sweep
+from surefoot.providers.local.provider import LocalProvider
+from surefoot.providers.local.sweep import sweep
 
 REASON = namespaces.why_not()
 pytestmark = [

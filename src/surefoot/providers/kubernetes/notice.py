@@ -6,7 +6,7 @@ import os
 
 from surefoot.providers.signals import SignalNoticeWatcher
 
-GRACE_VARIABLE = "SUREFOOT_GRACE_S"
+GRACE_VARIABLE = "SUREFOOT_POD_GRACE_S"
 """Set it to the pod's terminationGracePeriodSeconds: a pod cannot read that by itself."""
 
 DEFAULT_GRACE_S = 30.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -146,6 +148,7 @@ def spawn(
     """
     folder = Path(vm.folder)
     folder.mkdir(parents=True, exist_ok=True)
+    temporary(vm.instance_id).mkdir(mode=0o700)
     with (folder / "console.log").open("ab") as console:
         try:
             child = subprocess.Popen(
@@ -172,7 +175,25 @@ def environment(vm: VmRecord, boot: Mapping[str, str]) -> dict[str, str]:
     # `python` in a job's command is the one that Surefoot is installed in.
     path = [str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]
     inherited["PATH"] = os.pathsep.join(path)
-    return inherited | dict(boot) | {processes.MARK: vm.folder, "SUREFOOT_ADDRESS": vm.address}
+    own = {
+        processes.MARK: vm.folder,
+        "SUREFOOT_ADDRESS": vm.address,
+        "TMPDIR": str(temporary(vm.instance_id)),
+    }
+    return inherited | dict(boot) | own
+
+
+def temporary(instance_id: str) -> Path:
+    """Return the folder of a VM's temporary files, which go with it as a VM's disk does.
+
+    It is not in the scratch folder, whose path may be too long for the sockets made here.
+    """
+    return Path(tempfile.gettempdir()) / f"surefoot-{instance_id}"
+
+
+def remove_temporary(instance_id: str) -> None:
+    """Remove the temporary files of a VM that has ended."""
+    shutil.rmtree(temporary(instance_id), ignore_errors=True)
 
 
 def reap(children: list[subprocess.Popen[bytes]]) -> None:

@@ -36,7 +36,8 @@ class ReplayedMarket:
         self._replay = Replay(trace)
         self._elapsed_ms = elapsed_ms
         self._started_ns: int | None = None
-        self._settled_ms = trace.start_ms + elapsed_ms
+        # All that was due by this instant of the trace has been handed out by `due`.
+        self.settled_ms = trace.start_ms + elapsed_ms
         notices = [record.notice_ms for record in trace.pools.values()]
         for record in trace.pools.values():
             notices += [reclaim.notice_ms or 0 for reclaim in record.reclaims]
@@ -98,7 +99,7 @@ class ReplayedMarket:
         told = [d for d in ahead if d.token not in known and _told_ms(d) <= now]
         known |= {d.token for d in told}
         instants = [d.gone_ms if d.token in known else _told_ms(d) for d in ahead]
-        self._settled_ms = now
+        self.settled_ms = now
         return Due(tuple(told), tuple(taken), min(instants, default=now + HORIZON_MS))
 
     def _coming(self, vms: Sequence[VmRecord], now: int) -> list[Departure]:
@@ -109,7 +110,7 @@ class ReplayedMarket:
             found += self._replay.departures(
                 pool,
                 [(vm.token, vm.launched_trace_ms) for vm in spot],
-                self._settled_ms,
+                self.settled_ms,
                 now + self._horizon_ms,
                 doomed=[vm.doom for vm in spot if vm.doom is not None],
             )

@@ -17,11 +17,12 @@ from surefoot.core.trace import Trace
 from surefoot.errors import CapacityError, ConfigError, NotBuiltError, RetryLaterError
 from surefoot.providers.base import LaunchRequest, Vm
 from surefoot.providers.local import namespaces, processes
-from surefoot.providers.local.host import Host, ProcessHost
+from surefoot.providers.local.host import Host, ProcessHost, remove_temporary
 from surefoot.providers.local.market import ReplayedMarket
 from surefoot.providers.local.metadata import Identity, MetadataServer
 from surefoot.providers.local.namespaces import NamespaceHost
 from surefoot.providers.local.records import MarketRecord, StateFolder, VmRecord
+from surefoot.providers.local.sweep import tidy
 from surefoot.providers.notice import now_ms
 
 AGENT = (sys.executable, "-m", "surefoot.train.agent")
@@ -344,6 +345,7 @@ class LocalProvider:
         self._host.end(vms, silently=silently)
         for vm in vms:
             self._metadata.remove(vm.instance_id)
+            remove_temporary(vm.instance_id)
 
     def _running(self) -> tuple[VmRecord, ...]:
         return tuple(vm for vm in self._vms.values() if vm.ended_ms is None)
@@ -385,24 +387,7 @@ class LocalProvider:
         left = processes.marked(f"{self._folder.vms}/") - alive
         self._host.end([v for v in self._vms.values() if v.folder in left], silently=False)
         processes.end(left)  # those whose record was torn or forgotten
-
-
-def sweep(state_dir: Path) -> int:
-    """End all VMs that a dead controller has left in a state folder; return how many there were.
-
-    Raises ConfigError when the controller is alive.
-    """
-    folder = StateFolder(Path(state_dir))
-    try:
-        left = [vm for vm in folder.load() if vm.ended_ms is None]
-        processes.end(processes.marked(f"{folder.vms}/"))
-        if namespaces.exists(folder.root):
-            NamespaceHost(folder.root).close(kill=True)
-        for vm in left:
-            folder.save(vm.ended(now_ms(), preempted=False))
-        return len(left)
-    finally:
-        folder.release()
+        tidy(self._folder, alive)
 
 
 def _host(vms: str, root: Path) -> Host:
