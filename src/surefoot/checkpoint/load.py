@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
 
 import torch
 
 from surefoot.checkpoint import manifest as fmt
-from surefoot.checkpoint.checksum import as_hex, crc32c
+from surefoot.checkpoint.fetch import Span, fetch
 from surefoot.checkpoint.manifest import File, Manifest, Piece, TensorEntry
 from surefoot.checkpoint.plan import dtype_of
-from surefoot.checkpoint.storage import LocalStorage, Storage
+from surefoot.checkpoint.storage import Storage
 from surefoot.errors import CheckpointError, CorruptError
-
-_MAX_VECTOR = 512
-
-
-class Source(Protocol):
-    """One data file, open for reading."""
-
-    def read_into(self, offset: int, views: list[memoryview]) -> int:
-        """Fill `views` one after the other from `offset`; returns the bytes read."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the file."""
-        ...
-
-
-class LocalSource:
-    """A data file on a file system."""
-
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-
-    def read_into(self, offset: int, views: list[memoryview]) -> int:
-        """Read with as few calls as the system allows."""
-        total = 0
-        for first in range(0, len(views), _MAX_VECTOR):
-            group = views[first : first + _MAX_VECTOR]
-            wanted = sum(len(view) for view in group)
-            got = os.preadv(self._fd, group, offset + total)
-            total += got
-            if got < wanted:
-                break
-        return total
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._fd)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Bytes [offset, offset + len(view)) of a file and the memory that they go to."""
-
-    offset: int
-    view: memoryview
 
 
 def read_manifest(storage: Storage, folder: str) -> Manifest:
@@ -86,14 +37,6 @@ def check_sizes(storage: Storage, folder: str, manifest: Manifest) -> None:
             raise CorruptError(f"{storage.url}/{key} has {size} bytes, not {file.n_bytes}")
 
 
-def open_source(storage: Storage, folder: str, file: File) -> Source:
-    """Return a reader of one data file."""
-    key = f"{folder}/{file.name}"
-    if isinstance(storage, LocalStorage):
-        return LocalSource(f"{storage.root}/{key}")
-    raise CheckpointError(f"no reader for {storage.url}")
-
-
 def read_tensors(
     storage: Storage, folder: str, manifest: Manifest, into: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
@@ -103,15 +46,17 @@ def read_tensors(
     `into` are then part old, part new, and must be loaded from another checkpoint.
     """
     check_sizes(storage, folder, manifest)
-    tensors, spans, boxes = {}, [[] for _ in manifest.files], []  # type: ignore[var-annotated]
+    tensors: dict[str, torch.Tensor] = {}
+    spans: list[list[Span]] = [[] for _ in manifest.files]
+    boxes: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, entry in manifest.tensors.items():
         tensors[name] = _destination(name, entry, into)
         for piece in entry.pieces:
             target, box = _piece_target(tensors[name], entry, piece)
-            spans[piece.file].append(Span(piece.offset, _bytes_of(target)))
+            spans[piece.file].append(_span(piece, target))
             boxes += [(box, target)] if box is not None else []
     for number, file in enumerate(manifest.files):
-        _read_file(storage, folder, manifest, file, spans[number])
+        _fetch_file(storage, folder, manifest, file, spans[number])
     for box, target in boxes:
         box.copy_(target)
     _copy_back(tensors, into)
@@ -122,7 +67,7 @@ def verify_files(storage: Storage, folder: str, manifest: Manifest) -> None:
     """Read every byte of every data file; raises CorruptError naming the first bad chunk."""
     check_sizes(storage, folder, manifest)
     for file in manifest.files:
-        _read_file(storage, folder, manifest, file, [])
+        _fetch_file(storage, folder, manifest, file, [])
 
 
 def _destination(name: str, entry: TensorEntry, into: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -157,11 +102,8 @@ def _piece_target(
     return torch.empty(piece.shape, dtype=tensor.dtype), box
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    if tensor.numel() == 0:
-        return memoryview(b"")
-    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+def _span(piece: Piece, target: torch.Tensor) -> Span:
+    return Span(piece.offset, target.numel() * target.element_size(), target.data_ptr())
 
 
 def _copy_back(tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> None:
@@ -172,58 +114,11 @@ def _copy_back(tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Ten
                 given.copy_(tensor)
 
 
-def _read_file(
+def _fetch_file(
     storage: Storage, folder: str, manifest: Manifest, file: File, spans: list[Span]
 ) -> None:
-    source = open_source(storage, folder, file)
+    source = storage.source(f"{folder}/{file.name}")
     try:
-        for number, (start, views) in enumerate(_chunks(file, manifest.chunk_bytes, spans)):
-            _read_chunk(source, file, number, start, views, f"{storage.url}/{folder}/{file.name}")
+        fetch(source, file, manifest.chunk_bytes, spans, f"{storage.url}/{folder}/{file.name}")
     finally:
         source.close()
-
-
-def _read_chunk(
-    source: Source, file: File, number: int, start: int, views: list[memoryview], what: str
-) -> None:
-    wanted = sum(len(view) for view in views)
-    try:
-        got = source.read_into(start, views)
-    except OSError as error:
-        raise CorruptError(f"{what}: chunk {number} cannot be read: {error}") from error
-    crc = 0
-    for view in views:
-        crc = crc32c(view, crc)
-    if got != wanted or number >= len(file.crcs) or crc != file.crcs[number]:
-        expected = as_hex(file.crcs[number]) if number < len(file.crcs) else "none"
-        raise CorruptError(
-            f"{what}: chunk {number} (bytes {start} to {start + wanted}) is damaged:"
-            f" checksum {as_hex(crc)}, written {expected}"
-        )
-
-
-def _chunks(
-    file: File, chunk_bytes: int, spans: list[Span]
-) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yield each chunk's start and the memory for all its bytes; gaps go to scratch memory."""
-    ordered = sorted((s for s in spans if len(s.view)), key=lambda s: s.offset)
-    scratch = memoryview(bytearray(min(chunk_bytes, file.n_bytes)))
-    index = 0
-    for position in range(0, file.n_bytes, chunk_bytes):
-        end = min(position + chunk_bytes, file.n_bytes)
-        views: list[memoryview] = []
-        at = position
-        while at < end:
-            span = ordered[index] if index < len(ordered) else None
-            if span is None or span.offset >= end:
-                views.append(scratch[at - position : end - position])
-                break
-            if at < span.offset:
-                views.append(scratch[at - position : span.offset - position])
-                at = span.offset
-            stop = min(end, span.offset + len(span.view))
-            if stop > at:
-                views.append(span.view[at - span.offset : stop - span.offset])
-                at = stop
-            index += stop == span.offset + len(span.view)
-        yield position, views

@@ -15,6 +15,18 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
+class Source(Protocol):
+    """One data file, open for reading from several threads."""
+
+    def read(self, offset: int, into: memoryview) -> int:
+        """Fill `into` from `offset`; returns the bytes read, fewer at the end of the file."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file."""
+        ...
+
+
 class Storage(Protocol):
     """Keys are relative, '/'-separated names; every write is durable when it returns."""
 
@@ -53,6 +65,10 @@ class Storage(Protocol):
 
     def size(self, key: str) -> int:
         """Return an object's length in bytes; raises FileNotFoundError."""
+        ...
+
+    def source(self, key: str) -> Source:
+        """Open a data file for reading."""
         ...
 
 
@@ -124,6 +140,12 @@ class LocalStorage:
     def size(self, key: str) -> int:
         """Return a file's length in bytes."""
         return (self.root / key).stat().st_size
+
+    def source(self, key: str) -> Source:
+        """Open a data file for reading."""
+        from surefoot.checkpoint.source import LocalSource
+
+        return LocalSource(str(self.root / key))
 
     def create(self, key: str, data: bytes) -> bool:
         """Write a file whole under a temporary name, then link it to `key` if that is free."""

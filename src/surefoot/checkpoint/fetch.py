@@ -1,0 +1,113 @@
+"""Bytes of one data file into memory: chunk by chunk, checked before they are placed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from surefoot.checkpoint.checksum import as_hex, crc32c
+from surefoot.checkpoint.manifest import File
+from surefoot.checkpoint.storage import Source
+from surefoot.errors import CorruptError
+
+_PAGE_BYTES = 4096
+_THREADS = 3
+_ALONE_BELOW_BYTES = 16 << 20
+_LIBC = ctypes.CDLL(None)
+_LIBC.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.memcpy.restype = ctypes.c_void_p
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [offset, offset + n_bytes) of a file and the memory address that they go to."""
+
+    offset: int
+    n_bytes: int
+    address: int
+
+
+def fetch(source: Source, file: File, chunk_bytes: int, spans: list[Span], what: str) -> None:
+    """Read and check the whole file, and place what `spans` ask for; the rest is only checked.
+
+    Raises CorruptError naming `what` and the first bad chunk found; nothing of a bad chunk is
+    placed, but chunks before and after it may be.
+    """
+    work = _Chunks(source, file, chunk_bytes, spans, what)
+    if file.n_bytes < _ALONE_BELOW_BYTES:
+        work.run()
+    else:
+        threads = [threading.Thread(target=work.run, daemon=True) for _ in range(_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if work.error is not None:
+        raise work.error
+
+
+class _Chunks:
+    """Chunks still to read, taken one by one by several threads; stops at the first error."""
+
+    def __init__(
+        self, source: Source, file: File, chunk_bytes: int, spans: list[Span], what: str
+    ) -> None:
+        self._source, self._file, self._chunk_bytes, self._what = source, file, chunk_bytes, what
+        starts = range(0, file.n_bytes, chunk_bytes)
+        touching = _by_chunk(spans, len(starts), chunk_bytes)
+        self._todo = iter(list(zip(range(len(starts)), starts, touching)))
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Read chunks until none is left or one failed."""
+        size = min(self._chunk_bytes, -(-self._file.n_bytes // _PAGE_BYTES) * _PAGE_BYTES)
+        with mmap.mmap(-1, max(size, _PAGE_BYTES)) as buffer:
+            pin = ctypes.c_char.from_buffer(buffer)
+            address = ctypes.addressof(pin)
+            with memoryview(buffer) as memory:
+                for number, start, spans in self._todo:
+                    if self.error is not None:
+                        break
+                    try:
+                        end = start + self._read(number, start, memory)
+                        _place(address, start, end, spans)
+                    except BaseException as error:
+                        self.error = error
+            del pin
+
+    def _read(self, number: int, start: int, memory: memoryview) -> int:
+        wanted = min(self._chunk_bytes, self._file.n_bytes - start)
+        with memory[:wanted] as part:
+            try:
+                got = self._source.read(start, part)
+            except OSError as error:
+                text = f"{self._what}: chunk {number} cannot be read: {error}"
+                raise CorruptError(text) from error
+            crc = crc32c(part)
+        if got != wanted or crc != self._file.crcs[number]:
+            raise CorruptError(
+                f"{self._what}: chunk {number} (bytes {start} to {start + wanted}) is damaged:"
+                f" checksum {as_hex(crc)}, written {as_hex(self._file.crcs[number])}"
+            )
+        return wanted
+
+
+def _by_chunk(spans: list[Span], count: int, chunk_bytes: int) -> Iterator[list[Span]]:
+    """Yield, for each chunk, the spans that touch it."""
+    touching: list[list[Span]] = [[] for _ in range(count)]
+    for span in spans:
+        if span.n_bytes:
+            last = (span.offset + span.n_bytes - 1) // chunk_bytes
+            for number in range(span.offset // chunk_bytes, last + 1):
+                touching[number].append(span)
+    yield from touching
+
+
+def _place(address: int, start: int, end: int, spans: list[Span]) -> None:
+    """Copy the part of each span that lies in bytes [start, end), found at `address`."""
+    for span in spans:
+        first, last = max(start, span.offset), min(end, span.offset + span.n_bytes)
+        _LIBC.memcpy(span.address + first - span.offset, address + first - start, last - first)
