@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +17,45 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """Losses per VM-hour as a step function of VM age, with a scale for the pool's present risk.
+    """Losses per VM-hour as a step function of VM age, with what is known of the near future.
 
     `edges_h`: shape (n,), ages in hours where a new rate begins, first 0.
     `rate_per_h`: shape (n,), rate in each bin. Evaluated in closed form, so that survival over
     any horizon is exact.
+    `near_h`, `near`: shapes (m,) and (n, m); the cumulative hazard within the next `near_h` hours
+    of a VM that is now in age bin i. Past the last of them, the rates by age take over.
     """
 
     edges_h: Floats
     rate_per_h: Floats
+    near_h: tuple[float, ...] = ()
+    near: Floats | None = None
 
     def at(self, age_h: float) -> float:
-        """Return the hazard in losses per VM-hour at an age in hours."""
-        return float(self.rate_per_h[np.searchsorted(self.edges_h, max(age_h, 0.0), "right") - 1])
+        """Return the present hazard in losses per VM-hour at an age in hours."""
+        index = self._bin(age_h)
+        if self.near is not None:
+            return float(self.near[index, 0]) / self.near_h[0]
+        return float(self.rate_per_h[index])
 
     def cumulative(self, from_h: float, to_h: float) -> float:
-        """Return the integral of the hazard between two ages (hours), dimensionless."""
+        """Return the integral of the rates between two ages (hours), dimensionless."""
         ends = np.append(self.edges_h[1:], np.inf)
         spans = np.minimum(ends, to_h) - np.maximum(self.edges_h, from_h)
         return float(np.sum(np.clip(spans, 0.0, None) * self.rate_per_h))
 
     def survival(self, age_h: float, horizon_h: float) -> float:
-        """Return the odds that a VM of this age is still there after the horizon."""
-        return float(np.exp(-self.cumulative(age_h, age_h + horizon_h)))
+        """Return the odds that a VM of this age now is still there after the horizon."""
+        if self.near is None:
+            return float(np.exp(-self.cumulative(age_h, age_h + horizon_h)))
+        known, last = self.near[self._bin(age_h)], self.near_h[-1]
+        total = float(np.interp(horizon_h, (0.0, *self.near_h), (0.0, *known)))
+        if horizon_h > last:
+            total += self.cumulative(age_h + last, age_h + horizon_h)
+        return float(np.exp(-total))
+
+    def _bin(self, age_h: float) -> int:
+        return int(np.searchsorted(self.edges_h, max(age_h, 0.0), "right")) - 1
 
 
 def constant_hazard(rate_per_h: float) -> Hazard:
@@ -75,6 +91,12 @@ class Forecast:
     notes: tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
     """Model weights of a mixture, for people."""
+    window: Hazard | None = None
+    """Rate at which a window (launches succeed) ends, by its age; None where not estimated."""
+    drought: Hazard | None = None
+    """Rate at which a drought ends, by its age; None where not estimated."""
+    spell_age_h: float = 0.0
+    """How long the present window or drought has lasted so far, as far as seen."""
 
     def hazard_at(self, age_ms: int) -> float:
         """Return the hazard (losses per VM-hour) at a VM age in ms."""
@@ -126,6 +148,15 @@ class Forecaster(Protocol):
         """Return beliefs formed from scratch from all of `history` up to `now_ms`."""
 
 
+class ManyBeliefs(Beliefs, Protocol):
+    """Beliefs that forecast many pools at once faster than one by one."""
+
+    def predict_many(self, pools: Sequence[Pool], *, now_ms: int) -> dict[Pool, Forecast]:
+        """Return the forecast of each pool, equal to `predict` of each."""
+
+
 def predict_all(beliefs: Beliefs, pools: Sequence[Pool], *, now_ms: int) -> dict[Pool, Forecast]:
     """Return the forecast of each pool."""
+    if hasattr(beliefs, "predict_many"):
+        return cast(ManyBeliefs, beliefs).predict_many(pools, now_ms=now_ms)
     return {pool: beliefs.predict(pool, now_ms=now_ms) for pool in pools}

@@ -1,0 +1,177 @@
+"""How long windows and droughts of a pool last: hazards by the spell's age, learnt from tries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from surefoot.core.forecast.port import Beliefs, Floats, Forecast, Forecaster, Hazard
+from surefoot.core.market import Pool
+from surefoot.core.trace import History, PoolHistory
+from surefoot.core.units import MS_PER_HOUR, hours
+
+EDGES_H: Floats = np.array([0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
+"""Ages (hours) at which the rates step."""
+
+SHAPE: Floats = np.array([1.3, 1.0, 0.7, 0.45, 0.28, 0.18, 0.1])
+"""Prior rate by age, relative: spells that have lasted go on lasting (theory notes, C.2)."""
+
+OPEN, CLOSED = 0, 1
+
+
+@dataclass(slots=True)
+class SpellCount:
+    """Ended spells and time spent, by kind (open, closed) and age; forgets by half-life."""
+
+    ended: Floats = field(default_factory=lambda: np.zeros((2, len(EDGES_H))))
+    """Shape (2, ages), spells that ended at this age."""
+    spent_h: Floats = field(default_factory=lambda: np.zeros((2, len(EDGES_H))))
+    """Shape (2, ages), hours spent at this age."""
+    kind: int | None = None
+    since_ms: int = 0
+    last_ms: int = 0
+    read: int = 0
+    """Launch tries taken in so far."""
+    lives: int = 0
+    """Births and ends taken in so far."""
+    held: frozenset[str] = frozenset()
+
+    def copied(self) -> SpellCount:
+        """Return a copy that can be grown without changing this one."""
+        return replace(self, ended=self.ended.copy(), spent_h=self.spent_h.copy())
+
+    def take(self, record: PoolHistory, *, now_ms: int, half_life_h: float, gap_ms: int) -> None:
+        """Take in what the record gained; a held VM says that the window is still open."""
+        for _, key in record.changed[self.lives :]:
+            alive = record.lives[key].end_ms is None
+            self.held = self.held | {key} if alive else self.held - {key}
+        self.lives = len(record.changed)
+        for attempt in record.launches[self.read :]:
+            kind = OPEN if attempt.granted > 0 else CLOSED
+            self._see(kind, attempt.at_ms, half_life_h=half_life_h, gap_ms=gap_ms)
+        self.read = len(record.launches)
+        if self.held and self.kind == OPEN:
+            self._see(OPEN, now_ms, half_life_h=half_life_h, gap_ms=10**15)
+
+    def _see(self, kind: int, at_ms: int, *, half_life_h: float, gap_ms: int) -> None:
+        if self.kind is None or at_ms - self.last_ms > gap_ms:
+            self.kind, self.since_ms, self.last_ms = kind, at_ms, at_ms
+            return
+        if at_ms <= self.last_ms and kind == self.kind:
+            return
+        step_h = hours(max(0, at_ms - self.last_ms))
+        begin = hours(self.last_ms - self.since_ms)
+        fade = 0.5 ** (step_h / half_life_h)
+        self.ended *= fade
+        self.spent_h *= fade
+        self.spent_h[self.kind] += _time_at_ages(begin, begin + step_h)
+        if kind != self.kind:
+            self.ended[self.kind, _age_index(begin + step_h)] += 1.0
+            self.kind, self.since_ms = kind, at_ms
+        self.last_ms = max(self.last_ms, at_ms)
+
+
+def _age_index(age_h: float) -> int:
+    return int(np.searchsorted(EDGES_H, age_h - 1e-9, "right")) - 1 if age_h > 0 else 0
+
+
+def _time_at_ages(from_h: float, to_h: float) -> Floats:
+    ends = np.append(EDGES_H[1:], np.inf)
+    span: Floats = np.minimum(ends, to_h) - np.maximum(EDGES_H, from_h)
+    return np.clip(span, 0.0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class WithSpells:
+    """Adds hazards of windows and droughts by age to another model's forecasts.
+
+    `half_life_h` of the counts; `sibling_weight`: what a like pool's spells count for;
+    `mean_h`: prior mean rate scale of (windows, droughts) at age 15-30 min, as hours a spell.
+    """
+
+    base: Forecaster
+    half_life_h: float = 168.0
+    sibling_weight: float = 0.1
+    mean_h: tuple[float, float] = (1.0, 1.0)
+    gap_ms: int = 6 * MS_PER_HOUR
+
+    @property
+    def name(self) -> str:
+        """The name of the model underneath."""
+        return self.base.name
+
+    def fit(self, history: History, *, now_ms: int) -> Beliefs:
+        """Return beliefs formed from scratch from all of `history` up to `now_ms`."""
+        begun = SpellBeliefs(self, self.base.fit(history, now_ms=now_ms), {}, np.zeros(0), now_ms)
+        return begun.counted(history, now_ms=now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class SpellBeliefs:
+    """The model underneath's beliefs, and the spell counts of every pool."""
+
+    model: WithSpells
+    base: Beliefs
+    counts: Mapping[Pool, SpellCount]
+    total: Floats
+    """Shape (2, 2, ages): ended spells and hours spent, summed over pools."""
+    at_ms: int
+
+    def update(self, history: History, *, now_ms: int) -> Beliefs:
+        """Take in what `history` gained since the last update; return the new beliefs."""
+        grown = replace(self, base=self.base.update(history, now_ms=now_ms))
+        return grown.counted(history, now_ms=now_ms)
+
+    def counted(self, history: History, *, now_ms: int) -> SpellBeliefs:
+        """Return the beliefs with the history's new tries counted."""
+        counts = dict(self.counts)
+        for pool, record in history.pools.items():
+            old = counts.get(pool)
+            fresh = old is None or len(record.launches) > old.read or bool(old.held)
+            if fresh or (old is not None and len(record.changed) > old.lives):
+                count = old.copied() if old is not None else SpellCount()
+                count.take(
+                    record,
+                    now_ms=now_ms,
+                    half_life_h=self.model.half_life_h,
+                    gap_ms=self.model.gap_ms,
+                )
+                counts[pool] = count
+        blank = np.zeros((2, 2, len(EDGES_H)))
+        total = sum((np.stack((c.ended, c.spent_h)) for c in counts.values()), blank)
+        return replace(self, counts=counts, total=total, at_ms=now_ms)
+
+    def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
+        """Return the model underneath's forecast with window, drought and spell age."""
+        forecast = self.base.predict(pool, now_ms=now_ms)
+        own = self.counts.get(pool, SpellCount())
+        others = self.total - np.stack((own.ended, own.spent_h))
+        weight = self.model.sibling_weight
+        ended = own.ended + weight * others[0]
+        spent = own.spent_h + weight * others[1]
+        rates = [_rates(ended[k], spent[k], self.model.mean_h[k]) for k in (OPEN, CLOSED)]
+        age = 0.0 if own.kind is None else hours(max(0, now_ms - own.since_ms))
+        return replace(
+            forecast,
+            window=Hazard(EDGES_H, rates[OPEN]),
+            drought=Hazard(EDGES_H, rates[CLOSED]),
+            spell_age_h=age,
+        )
+
+    def to_dict(self) -> Mapping[str, object]:
+        """Return the state as JSON-able values."""
+        spells = {
+            str(pool): {"ended": c.ended.tolist(), "spent_h": c.spent_h.tolist()}
+            for pool, c in sorted(self.counts.items())
+        }
+        return {**self.base.to_dict(), "spells": spells}
+
+
+def _rates(ended: Floats, spent_h: Floats, mean_h: float) -> Floats:
+    """Return rates by age: Gamma-Poisson per age, around the prior shape at the pool's level."""
+    level = (float(ended.sum()) + 1.0) / (float((spent_h * SHAPE).sum()) + mean_h)
+    base = SHAPE * level
+    rates: Floats = (ended + 1.0) / (spent_h + 1.0 / base)
+    return rates
