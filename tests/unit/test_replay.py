@@ -48,6 +48,12 @@ def test_reclaim_takes_the_oldest_even_if_supply_remains() -> None:
     assert market.departures(POOL, HELD, 30, 1000) == [Departure("a", 580, 700, reclaimed=True)]
 
 
+def test_a_vm_that_left_early_after_its_notice_fills_the_quota_of_its_reclaim() -> None:
+    market = replay([(0, 9)], reclaims=(Reclaim(700, 1),))
+    told = Departure("a", 580, 700, reclaimed=True)
+    assert market.departures(POOL, HELD[1:], 650, 1000, doomed=[told]) == []
+
+
 def test_notice_of_zero_is_a_silent_loss() -> None:
     market = replay([(0, 9)], reclaims=(Reclaim(700, 1, notice_ms=0),))
     assert market.departures(POOL, HELD, 30, 1000)[0].notice_ms is None

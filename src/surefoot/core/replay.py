@@ -169,9 +169,10 @@ class Replay:
         """Return who of `held` is taken in [from_ms, to_ms] if nobody joins or leaves meanwhile.
 
         In order of time. Supply under the number held takes the youngest; a reclaim strictly
-        after `from_ms` takes the oldest. `doomed` are departures already announced to VMs in
-        `held`: they stand, are returned again when due in the span, and fill the quota of the
-        loss that they belong to. Equal launch instants are told apart by token.
+        after `from_ms` takes the oldest. `doomed` are departures already announced: they stand,
+        are returned again when due in the span, and fill the quota of the loss that they belong
+        to; one whose VM has left early (it is not in `held`) still fills its reclaim's quota.
+        Equal launch instants are told apart by token.
         """
         known = self._pools.get(pool)
         if known is None:
@@ -180,7 +181,7 @@ class Replay:
         left = sorted((vm for vm in held if vm[0] not in told), key=lambda vm: (vm[1], vm[0]))
         standing = [d for d in doomed if any(d.token == token for token, _ in held)]
         taken = [d for d in standing if from_ms <= d.gone_ms <= to_ms]
-        search = _Search(known, left, standing, from_ms, from_ms)
+        search = _Search(known, left, standing, from_ms, from_ms, quota=doomed)
         while left:
             found = search.next_loss()
             if found is None or found > to_ms:
@@ -211,6 +212,7 @@ class _Search:
     doomed: Sequence[Departure]
     now_ms: int
     reclaimed_until_ms: int
+    quota: Sequence[Departure]
 
     def standing(self, at_ms: int) -> int:
         """Return how many doomed VMs are still held right after an instant."""
@@ -247,7 +249,7 @@ class _Search:
         times = self.known.reclaim_times
         first = bisect.bisect_right(times, max(self.reclaimed_until_ms, at_ms - 1))
         last = bisect.bisect_right(times, at_ms)
-        filled = sum(d.reclaimed and d.gone_ms == at_ms for d in self.doomed)
+        filled = sum(d.reclaimed and d.gone_ms == at_ms for d in self.quota)
         gone: list[Departure] = []
         for reclaim in self.known.reclaims[first:last]:
             usual = self.known.record.notice_ms

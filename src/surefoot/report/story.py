@@ -13,6 +13,8 @@ from surefoot.core.event import (
     Event,
     GroupFormed,
     InstanceGone,
+    InstanceLaunched,
+    LaunchFailed,
     MetricSeen,
     NoticeReceived,
     RunEnded,
@@ -23,7 +25,7 @@ from surefoot.core.event import (
 )
 from surefoot.core.fleet import HELD, Ending, InstanceState
 from surefoot.core.job import Job
-from surefoot.core.market import Capacity
+from surefoot.core.market import Capacity, Pool
 from surefoot.core.plan import Decision
 from surefoot.core.units import usd
 from surefoot.report.words import Line, Tone, say
@@ -110,6 +112,8 @@ class Story:
     began_ms: int | None = None
     ended_ms: int | None = None
 
+    _refusing: set[tuple[Pool, Capacity]] = field(default_factory=set)
+
     def __post_init__(self) -> None:
         self.account = Account(self.job)
 
@@ -121,7 +125,7 @@ class Story:
 
     def add(self, event: Event) -> None:
         """Take in one event."""
-        if (line := say(self.state, event)) is not None:
+        if (line := say(self.state, event)) is not None and not self._is_old_news(event):
             self.lines.append((event.at_ms, line))
             self.told += 1
         self._mark(event)
@@ -157,6 +161,18 @@ class Story:
         """Drop losses of steps that were thrown away: one value a step, the last attempt's."""
         for later in [s for s in self.losses if s > step]:
             del self.losses[later]
+
+    def _is_old_news(self, event: Event) -> bool:
+        """Whether a pool refuses once more without having granted anything in between."""
+        vm = self.state.fleet.get(event.token) if hasattr(event, "token") else None
+        match event:
+            case InstanceLaunched() if vm is not None:
+                self._refusing.discard((vm.pool, vm.capacity))
+            case LaunchFailed(kind="CapacityError") if vm is not None:
+                known = (vm.pool, vm.capacity) in self._refusing
+                self._refusing.add((vm.pool, vm.capacity))
+                return known
+        return False
 
     def _mark(self, event: Event) -> None:
         match event:
