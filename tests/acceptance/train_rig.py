@@ -39,11 +39,13 @@ class Hub:
         self.lines: dict[str, socket.socket] = {}
         self.members: Generation | None = None
         self.changed = threading.Condition()
+        self.closed = False
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        self.closed = True
         self.listener.close()
         for line in list(self.lines.values()):
             with contextlib.suppress(OSError):
@@ -73,9 +75,9 @@ class Hub:
         def found() -> Heard | None:
             for item in self.heard[since:]:
                 message = item.message
-                if isinstance(message, kind) and token in (None, item.token):
-                    if all(getattr(message, k) == v for k, v in match.items()):
-                        return item
+                mine = isinstance(message, kind) and token in (None, item.token)
+                if mine and all(getattr(message, k) == v for k, v in match.items()):
+                    return item
             return None
 
         item = self.until(found, f"{kind.__name__} {match}", timeout_s)
@@ -108,6 +110,9 @@ class Hub:
         with contextlib.suppress(OSError):
             while True:
                 line, _ = self.listener.accept()
+                if self.closed:  # a thread in accept() holds a closed listener for one more
+                    line.close()
+                    return
                 threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def _serve(self, line: socket.socket) -> None:
