@@ -189,23 +189,30 @@ class TimeSplit:
 
     def _formed(self, event: GroupFormed) -> None:
         left = (self.lost | self.told) - set(event.members)
-        if left and self.formed_once:
-            began = event.at_ms if self.group else self.paused_at_ms
-            self.recoveries_ms.append(max(0, event.at_ms - began))
+        planned = self.group and not event.lost_steps
+        began = self.paused_at_ms
         self._close_pause()
-        self._roll_back(event.step)
+        thrown_ms = self._roll_back(event.step, "reconfiguration" if planned else "lost_work")
+        if left and self.formed_once:
+            self.recoveries_ms.append(thrown_ms if self.group else max(0, event.at_ms - began))
         self.members = frozenset(event.members)
         self.told &= self.members
         self.lost.clear()
         self.group = self.formed_once = True
 
-    def _roll_back(self, step: int) -> None:
+    def _roll_back(self, step: int, cause: str) -> int:
+        """Keep only the training time up to a step; return what went to `cause` instead.
+
+        Where a group changed by plan no step is lost: what is beyond is the pause itself.
+        """
         kept = min(self.kept_ms, self._kept_at(step))
-        self.spent = self.spent.plus("lost_work", self.kept_ms - kept)
+        thrown_ms = self.kept_ms - kept
+        self.spent = self.spent.plus(cause, thrown_ms)
         self.kept_ms = kept
         while self.marks and self.marks[-1][0] >= step:
             self.marks.pop()
         self.marks.append((step, kept))
+        return thrown_ms
 
     def _kept_at(self, step: int) -> int:
         """Return the kept time at which a step had been reached, interpolated between marks."""

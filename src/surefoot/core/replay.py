@@ -49,6 +49,15 @@ class Series:
         index = bisect.bisect_right(self.times, after_ms)
         return self.times[index] if index < len(self.times) else None
 
+    def unknown_ms(self, from_ms: int, to_ms: int) -> int:
+        """Return how long within a span the value is unknown."""
+        first = bisect.bisect_right(self.times, from_ms)
+        last = bisect.bisect_left(self.times, to_ms)
+        edges = [from_ms, *self.times[first:last], to_ms]
+        values = [self.at(from_ms), *self.values[first:last]]
+        spans = zip(edges, edges[1:], values, strict=False)
+        return sum(end - begin for begin, end, value in spans if value is None)
+
     def first_below_ms(self, count: int, from_ms: int) -> int | None:
         """Return the first instant at or after `from_ms` at which the value is under `count`.
 
@@ -152,6 +161,16 @@ class Replay:
     def next_change_ms(self, after_ms: int) -> int | None:
         """Return the first instant strictly later at which supply, a price or a reclaim changes."""
         return _after(self._changes, after_ms)
+
+    def unknown_share(self, pools: Sequence[Pool], from_ms: int, to_ms: int) -> float:
+        """Return the share of pool-time in a span for which no supply is known (gaps)."""
+        if to_ms <= from_ms or not pools:
+            return 0.0
+        blind = 0
+        for pool in pools:
+            known = self._pools.get(pool)
+            blind += known.supply.unknown_ms(from_ms, to_ms) if known else to_ms - from_ms
+        return blind / (len(pools) * (to_ms - from_ms))
 
     def next_price_ms(self, after_ms: int) -> int | None:
         """Return the first instant strictly later at which some price has a step."""

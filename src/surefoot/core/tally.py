@@ -15,6 +15,7 @@ from surefoot.core.event import (
     InstanceRequested,
     LaunchFailed,
     MetricSeen,
+    NoticeReceived,
     RunStarted,
     StepsDone,
 )
@@ -67,6 +68,8 @@ class Tally:
     _capacity: dict[str, tuple[Capacity, float]] = field(default_factory=dict)
     _on_demand: set[str] = field(default_factory=set)
     _spot_ready: set[str] = field(default_factory=set)
+    _leaving: set[str] = field(default_factory=set)
+    """VMs that were given notice or are let go: their replacements are no growth."""
     _spot_tried: bool = False
     _return_open: bool = False
     _worth: float = 0.0
@@ -144,7 +147,8 @@ class Tally:
         self.lost_steps += thrown_away
         self.step = event.step
         self._worth = sum(self._capacity.get(m, (None, 1.0))[1] for m in event.members)
-        grown = len(event.members) > self.num_nodes
+        staying = sum(m not in self._leaving for m in event.members)
+        grown = staying > self.num_nodes
         self.scale_ups += grown and not self._grown
         self._grown = grown
         self._went_on()
@@ -174,13 +178,17 @@ class Tally:
                 self.refused += 1
                 self._forget(event.token, by_us=False)
                 self._capacity.pop(event.token, None)
+            case NoticeReceived():
+                self._leaving.add(event.token)
             case DrainStarted():
+                self._leaving.add(event.token)
                 self._spot_ready.discard(event.token)
                 self._forget(event.token, by_us=True)
             case InstanceGone():
                 if event.ending.is_preemption:
                     self.preemptions[event.ending] = self.preemptions.get(event.ending, 0) + 1
                 self._spot_ready.discard(event.token)
+                self._leaving.discard(event.token)
                 self._forget(event.token, by_us=event.ending is Ending.RELEASED)
                 self._capacity.pop(event.token, None)
             case _:
