@@ -138,16 +138,13 @@ class Ears:
         return [NoticeReceived(now_ms, vm.token, deadline_ms)]
 
     def _exited(self, vm: Instance, exited: WorkerExited, now_ms: int) -> list[Event]:
-        was_ready = self.ready.pop(vm.token, None) is not None
-        excused = vm.token in self.told or vm.state in (
-            InstanceState.NOTICED,
-            InstanceState.DRAINING,
-        )
-        if excused:
+        going = (InstanceState.NOTICED, InstanceState.DRAINING)
+        if vm.token in self.told or vm.state in going or exited.code == 0:
+            # One that ends well keeps its seat: the others are about to end as well.
             self.exited.add(vm.token)
+            self.told.add(vm.token)
             return []
-        if exited.code == 0:
-            return []
+        was_ready = self.ready.pop(vm.token, None) is not None
         kind = CRASH if was_ready or vm.state is InstanceState.READY else SETUP
         tail = "\n".join(exited.tail.splitlines()[-TAIL_LINES:])
         reason = f"{kind} with {exited.code} on {vm.token}: {tail}"
@@ -180,9 +177,10 @@ class Ears:
         if broken.generation != self.generation:
             return []
         self.broken[vm.token] = self.broken.get(vm.token, 0) + 1
-        if self.record.formed is None:
+        formed = self.record.formed
+        if formed is None:
             return []
-        return [*self.flush(), GroupBroken(now_ms, broken.generation, broken.reason)]
+        return [*self.flush(), GroupBroken(now_ms, formed.generation, broken.reason)]
 
     def _saved(self, saved: Saved, now_ms: int) -> list[Event]:
         if saved.error:

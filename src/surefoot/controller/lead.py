@@ -51,7 +51,7 @@ class Lead:
         last = last_ones(self.group, seats)
         if last:
             return self._hand_over(last, now_ms)
-        again = any(n >= self.settings.reannounce for n in self.ears.broken.values())
+        again = self._is_stuck(now_ms)
         if again:  # whoever has left without a word is not waited for any more
             for token in self.ears.exited:
                 self.ears.ready.pop(token, None)
@@ -80,6 +80,12 @@ class Lead:
             t for t, vm in present.items() if vm.state is InstanceState.NOTICED
         } - members  # a VM that will be taken is not worth a re-forming
         return Seats(ready, frozenset(pressed | drained | fresh), frozenset(pressed), self.kept_out)
+
+    def _is_stuck(self, now_ms: int) -> bool:
+        """Return whether members keep on asking for another generation than the newest."""
+        asked = any(n >= self.settings.reannounce for n in self.ears.broken.values())
+        wait_ms = self.settings.again_ms if self.group.formed else self.settings.again_forming_ms
+        return asked and now_ms - self.group.announced_ms >= wait_ms
 
     def announce(self, change: Regroup, now_ms: int) -> None:
         """Give the next number, tell everyone concerned, let the leavers go."""
@@ -138,9 +144,11 @@ class Lead:
         for vm in self.record.state.fleet.select(InstanceState.NOTICED):
             if vm.token in self.group.members and vm.token not in seats.pressed:
                 due.append(self._leave_ms(vm))
+        if self.ears.broken:
+            due.append(self.group.announced_ms + self.settings.again_forming_ms)
         if self._last_save_ms:
             due.append(self._last_save_ms + self.settings.drain_limit_ms // 2)
-        return min((d for d in due if d is not None), default=None)
+        return min((d for d in due if d is not None and d > now_ms), default=None)
 
     def _notice_is_due(self, vm: Instance, now_ms: int) -> bool:
         return vm.notice_deadline_ms is not None and now_ms >= self._leave_ms(vm)

@@ -17,8 +17,8 @@ from surefoot.controller.record import Record
 from surefoot.controller.recover import is_dead, reconcile, this_process, trains_on
 from surefoot.controller.settings import Settings
 from surefoot.controller.store import Store
-from surefoot.controller.think import Mind, is_news, matters
 from surefoot.controller.view import Phase, View
+from surefoot.core.attention import ROUNDS, Mind, is_news, matters
 from surefoot.core.decide import Observation, Policy
 from surefoot.core.event import (
     Decided,
@@ -37,9 +37,6 @@ from surefoot.core.trace import History
 from surefoot.core.wire import Hello, Leave, SaveNow, Stop
 from surefoot.errors import SurefootError, ThrottledError
 from surefoot.providers.base import Provider, Vm
-
-ROUNDS = 8
-"""Decisions in one turn: a refusal leads to the next choice at once, but not for ever."""
 
 LONGEST_WAIT_S = 1.0
 
@@ -156,7 +153,7 @@ class Controller:
         return self.state.outcome or ""
 
     def close(self) -> None:
-        """Give up the lease. VMs keep running: a successor takes them over."""
+        """Give up the lease (again is no error). VMs keep running: a successor takes them over."""
         self.record.journal.release()
 
     # -- one turn --------------------------------------------------------------------------------
@@ -389,12 +386,12 @@ class Controller:
         self._outcome = (outcome, message)
         self._enter(Phase.STOPPING, now_ms)
         self._ears.saved_ms = 0
-        training = save and self._lead.group.formed and bool(self._lead.group.members)
-        if training:
-            self._ears.told.update(self._lead.group.members)
-            self._lead.tell(Stop())
-        else:
-            self._phase_ms = now_ms - self.settings.stop_limit_ms
+        if not save or not self._lead.group.members or not self.record.ever_formed:
+            self._phase_ms = now_ms - self.settings.stop_limit_ms  # there is nothing to save
+            return
+        for vm in self.state.fleet:
+            self._ears.told.add(vm.token)
+            self.agents.send(vm.token, Stop())
 
     def _enter(self, phase: Phase, now_ms: int) -> None:
         self.phase, self._phase_ms = phase, now_ms
@@ -429,6 +426,7 @@ class Controller:
     def _wake_ms(self, now_ms: int) -> int:
         running = self.phase is Phase.RUNNING
         due: list[int | None] = [
+            now_ms + self.settings.poll_ms,
             self._watch.wake_ms(),
             self._actor.wake_ms(),
             self._renewed_ms + self.settings.renew_ms,
@@ -445,4 +443,4 @@ class Controller:
         due += [t + self.settings.drain_limit_ms for t in self._draining.values()]
         starting = self.state.fleet.select(InstanceState.STARTING)
         due += [vm.requested_ms + self.settings.boot_limit_ms for vm in starting]
-        return max(now_ms + 1, min(d for d in due if d is not None))
+        return min(d for d in due if d is not None and d > now_ms)

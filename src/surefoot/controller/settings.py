@@ -25,6 +25,10 @@ class Settings:
     """A VM with a notice leaves the group this long, plus the time to re-form, before the end."""
     form_limit_ms: int = 30_000
     """A group that has not formed by then is announced anew."""
+    again_ms: int = 2_500
+    """A formed group that reports its break twice gets a new generation after this long."""
+    again_forming_ms: int = 8_000
+    """The same for a group that never formed: forming itself takes time on a busy machine."""
     rejoin_ms: int = 5_000
     """After a restart of the controller agents have this long to come back."""
     drain_limit_ms: int = 60_000

@@ -185,7 +185,12 @@ class Journal:
         return self.store.events(self.run, after=after)
 
     def release(self) -> None:
-        """Give the lease back, so that a successor need not wait; fenced ones are left alone."""
+        """Give the lease back, so that a successor need not wait; fenced ones are left alone.
+
+        Nothing can be written afterwards; releasing again is no error.
+        """
+        if self._link.closed:
+            return
         with self._link.begin():
             self._link.execute(queries.hold_lease(self.run, fence=self.fence, expires_ms=0))
         self._link.close()
