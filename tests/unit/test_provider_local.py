@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -376,6 +377,41 @@ def test_torn_records_orphan_no_process(killed_controller: Path, opened: Opener)
         path.write_text('{"torn')
     assert list(opened(trace()).list("r")) == []
     assert processes.marked(f"{killed_controller.resolve()}/") == set()
+
+
+BUSY = """
+import itertools, random, sys, time
+sys.path.insert(0, sys.argv[2])
+import test_provider_local as t
+from pathlib import Path
+random.seed(int(sys.argv[3]))
+provider = t.LocalProvider(t.trace((0, 6)), state_dir=Path(sys.argv[1]), agent=t.SLEEPER)
+print("up", flush=True)
+for n in itertools.count():
+    vms = [vm for vm in provider.list("r") if vm.state is not t.VmState.ENDED]
+    deed = random.choice([provider.terminate, provider.kill, provider.reclaim])
+    if len(vms) == 6 or (vms and random.random() < 0.4):
+        deed(random.choice(vms).instance_id)
+    else:
+        t.ask(provider, f"t{sys.argv[3]}-{n}")
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_controller_killed_at_any_moment_leaves_nothing_that_sweep_misses(
+    tmp_path: Path, seed: int
+) -> None:
+    root = tmp_path / "state"
+    command = [sys.executable, "-c", BUSY, str(root), str(Path(__file__).parent), str(seed)]
+    for round_ in range(2):  # the second one takes over from the first
+        with subprocess.Popen([*command], stdout=subprocess.PIPE, text=True) as controller:
+            assert controller.stdout is not None and controller.stdout.readline() == "up\n"
+            time.sleep(random.Random(seed * 2 + round_).uniform(0.01, 0.3))
+            os.kill(controller.pid, signal.SIGKILL)
+    sweep(root)
+    assert processes.marked(f"{root.resolve()}/") == set()
+    names = [path.name for path in (root / "vms").iterdir() if path.is_dir()]
+    assert names and not any(temporary(name).exists() for name in names)
 
 
 def test_closing_leaves_vms_running_unless_told_to_kill(opened: Opener, tmp_path: Path) -> None:

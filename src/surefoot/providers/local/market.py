@@ -86,13 +86,14 @@ class ReplayedMarket:
         change = self._replay.next_change_ms(self.now_ms)
         return None if change is None else self.epoch_ms(change)
 
-    def due(self, vms: Sequence[VmRecord]) -> Due:
+    def due(self, vms: Sequence[VmRecord], left: Sequence[VmRecord] = ()) -> Due:
         """Return what happens up to now to the running VMs, and settle it: asked again, it is past.
 
         The caller carries it out, and counts those told as doomed (`VmRecord.doom`) from then on.
+        `left` are ended VMs: one that went early after its notice still fills its reclaim's quota.
         """
         now = self.now_ms
-        coming = self._coming(vms, now)
+        coming = self._coming(vms, left, now)
         taken = [d for d in coming if d.gone_ms <= now]
         ahead = [d for d in coming if d.gone_ms > now]
         known = {vm.token for vm in vms if vm.doom is not None}
@@ -102,7 +103,9 @@ class ReplayedMarket:
         self.settled_ms = now
         return Due(tuple(told), tuple(taken), min(instants, default=now + HORIZON_MS))
 
-    def _coming(self, vms: Sequence[VmRecord], now: int) -> list[Departure]:
+    def _coming(
+        self, vms: Sequence[VmRecord], left: Sequence[VmRecord], now: int
+    ) -> list[Departure]:
         found: list[Departure] = []
         pools = {vm.pool for vm in vms}
         for pool in sorted(pools):
@@ -112,7 +115,7 @@ class ReplayedMarket:
                 [(vm.token, vm.launched_trace_ms) for vm in spot],
                 self.settled_ms,
                 now + self._horizon_ms,
-                doomed=[vm.doom for vm in spot if vm.doom is not None],
+                doomed=[v.doom for v in (*spot, *left) if v.doom is not None and v.pool == pool],
             )
         # Only faults doom VMs that are not spot, and only they are not in the replay.
         return found + [v.doom for v in vms if v.doom and v.capacity is not Capacity.SPOT]

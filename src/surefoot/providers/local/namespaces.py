@@ -8,6 +8,7 @@ the hub namespace and then used outside of it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shlex
@@ -54,7 +55,11 @@ class NamespaceHost:
         self._children: list[subprocess.Popen[bytes]] = []
         self._cgroup = _cgroup_root() / self._hub
         if not (NAMES / self._hub).exists():
-            self._set_up()
+            try:
+                self._set_up()
+            except BaseException:
+                self.close(kill=True)
+                raise
 
     def listen(self, port: int) -> socket.socket:
         """Return a listening TCP socket on the hub's address (port 0: any)."""
@@ -195,6 +200,21 @@ def why_not() -> str:
         return f"these programs are not installed: {', '.join(missing)}"
     if _find_cgroup() is None:
         return "there is no writable cgroup v2 with cgroup.kill (Linux 5.14 or later)"
+    return _probe()
+
+
+@functools.cache
+def _probe() -> str:
+    """Return why this root may not make namespaces (a container's often may not)."""
+    name = f"sfprobe{os.getpid()}"
+    try:
+        _run("ip", "netns", "add", name)
+        _ip_batch(name, ["link add br0 type bridge"], check=True)
+        _run("unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--mount-proc", "true")
+    except ConfigError as error:
+        return str(error)
+    finally:
+        _run("ip", "netns", "del", name, check=False)
     return ""
 
 
@@ -212,9 +232,21 @@ def _cgroup_root() -> Path:
 def _find_cgroup() -> Path | None:
     for line in Path("/proc/mounts").read_text().splitlines():
         where, kind = line.split()[1:3]
-        if kind == "cgroup2" and os.access(where, os.W_OK):
+        if kind == "cgroup2" and _can_kill(Path(where)):
             return Path(where)
     return None
+
+
+def _can_kill(root: Path) -> bool:
+    """Return whether cgroups can be made here, with a file to kill them by."""
+    probe = root / f"sfprobe{os.getpid()}"
+    try:
+        probe.mkdir()
+        found = (probe / "cgroup.kill").exists()
+        probe.rmdir()
+    except OSError:
+        return False
+    return found
 
 
 def _write_look_ups(folder: Path, vm: VmRecord) -> None:

@@ -248,7 +248,8 @@ class LocalProvider:
 
     def _advance(self) -> int:
         """Do what the market has due up to now; return the trace's instant of the next deed."""
-        due = self._market.due(self._running())
+        ended = tuple(vm for vm in self._vms.values() if vm.ended_ms is not None)
+        due = self._market.due(self._running(), ended)
         by_token = {vm.token: vm for vm in self._running()}
         for departure in due.told:
             self._tell(by_token[departure.token], departure)
