@@ -34,6 +34,14 @@ class Account:
         self._time.add(event)
         self._tally.add(event)
 
+    def quiet_saves(self, count: int, *, at_ms: int, stall_ms: int) -> None:
+        """Take in saves up to an instant that a simulator does not tell one by one.
+
+        `stall_ms` is their total; the event of the last save of the spell must follow.
+        """
+        self._time.quiet_saves(at_ms, stall_ms)
+        self._tally.checkpoints += count
+
     @property
     def goodput(self) -> Goodput:
         """How the wall-clock time was spent up to the newest event."""

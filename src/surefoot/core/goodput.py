@@ -129,6 +129,14 @@ class TimeSplit:
             case _:
                 self._fleet(event)
 
+    def quiet_saves(self, at_ms: int, stall_ms: int) -> None:
+        """Take in the stalls of saves up to an instant that are not told one by one."""
+        self._advance(at_ms)
+        stall = min(stall_ms, self.kept_ms - self.marks[-1][1])
+        if stall > 0:
+            self.spent = self.spent.plus("checkpoint_stall", stall)
+            self.kept_ms -= stall
+
     def goodput(self) -> Goodput:
         """Return the split so far; a pause still going on counts as what it now looks like."""
         return Goodput(self.wall_ms, self.spent.plus(self._cause(), self.pause_ms))

@@ -30,7 +30,7 @@ from surefoot.core.market import Pool
 from surefoot.core.trace import History
 from surefoot.sim.model import CostModel, Dice
 from surefoot.sim.refusals import Refusals
-from surefoot.sim.training import Training, step_ms
+from surefoot.sim.training import Save, Training, step_ms
 from surefoot.sim.world import World
 
 
@@ -192,38 +192,76 @@ class Crew:
         if train.save_ms(now) == now:
             self._begin_save()
 
-    def _begin_save(self) -> None:
+    def skip_saves(self, until_ms: int) -> None:
+        """Let the periodic saves that begin and end before an instant pass without their events.
+
+        Only the last of them is told, so that a quiet year costs no more than its changes; all
+        of them are accounted for.
+        """
         train, model = self.training, self.model
-        persist = self.dice.spread(model.persist_ms)
-        save = train.begin_save(
-            self.books.now_ms, self.group.members[0], stall_ms=model.stall_ms, persist_ms=persist
-        )
-        if save is None:
+        if train.wanted or not self.group.formed or self._final_ms is not None:
             return
-        train.hold(self.books.now_ms, model.stall_ms + model.slowdown * persist)
-        if save.commit_ms <= self.books.now_ms:
+        count, last = 0, None
+        now = self.books.now_ms
+        while True:
+            if train.saving is None:
+                begin = train.save_ms(now)
+                if begin is None or begin + model.stall_ms + model.persist_ms >= until_ms:
+                    break
+                now = begin
+                self._start_save(begin)
+            save = train.saving
+            if save is None:
+                now += 1
+                continue
+            if save.commit_ms >= until_ms or save.deadline_ms is not None:
+                break
+            now = save.commit_ms
+            count, last = count + 1, save
+            train.committed()
+        if last is None:
+            return
+        self.books.now_ms = last.commit_ms
+        stalls = (count - 1) * model.stall_ms
+        self.books.account.quiet_saves(count - 1, at_ms=last.commit_ms, stall_ms=stalls)
+        self._tell_commit(last)
+
+    def _start_save(self, at_ms: int) -> None:
+        train, model = self.training, self.model
+        save = train.begin_save(
+            at_ms, self.group.members[0], stall_ms=model.stall_ms, persist_ms=model.persist_ms
+        )
+        if save is not None:
+            train.hold(at_ms, model.stall_ms + model.slowdown * model.persist_ms)
+
+    def _begin_save(self) -> None:
+        self._start_save(self.books.now_ms)
+        save = self.training.saving
+        if save is not None and save.commit_ms <= self.books.now_ms:
             self._commit()
 
     def _commit(self) -> None:
         save = self.training.saving
-        if save is None:
-            return
+        if save is not None:
+            self.training.committed()
+            self._tell_commit(save)
+
+    def _tell_commit(self, save: Save) -> None:
         self.report()
-        late = save.deadline_ms is None
-        margin = None if save.deadline_ms is None else save.deadline_ms - self.books.now_ms
+        now = self.books.now_ms
+        margin = None if save.deadline_ms is None else save.deadline_ms - now
         self.books.add(
             CheckpointCommitted(
-                at_ms=self.books.now_ms,
+                at_ms=now,
                 step=save.step,
                 begun_ms=save.begun_ms,
                 stall_ms=save.stall_ms,
                 persist_ms=save.persist_ms,
                 size_bytes=self.model.size_bytes,
-                emergency=not late,
+                emergency=margin is not None,
                 margin_ms=margin,
             )
         )
-        self.training.committed()
 
     def _finish(self) -> None:
         """The last step is done: make it durable, then end."""
@@ -234,10 +272,10 @@ class Crew:
         if train.safe >= train.step:
             self.done = True
         elif train.saving is None:
-            persist = self.dice.spread(self.model.persist_ms)
             writer = self.group.members[0] if self.group.members else ""
+            model = self.model
             train.begin_save(
-                self.books.now_ms, writer, stall_ms=self.model.stall_ms, persist_ms=persist
+                self.books.now_ms, writer, stall_ms=model.stall_ms, persist_ms=model.persist_ms
             )
         if train.saving is not None:
             self._final_ms = train.saving.commit_ms
@@ -261,9 +299,10 @@ class Crew:
             instants.append(min(waiting) + model.batch_ms)
         if group.formed:
             noticed = self.books.state.fleet.select(InstanceState.NOTICED)
-            instants += [self._leave_ms(vm) for vm in noticed if vm.token in group.members]
-        later = [t for t in instants if t is not None and t > self.books.now_ms]
-        return min(later, default=None)
+            leaves = [self._leave_ms(vm) for vm in noticed if vm.token in group.members]
+            instants += [t for t in leaves if t > self.books.now_ms]
+        found = [t for t in instants if t is not None]
+        return max(min(found), self.books.now_ms + 1) if found else None
 
     def _leave_ms(self, vm: Instance) -> int:
         margin = self.model.leave_margin_ms + self.books.state.fleet_cost.reform_ms
@@ -300,14 +339,12 @@ class Crew:
         stay = [t for t in here if not self._leaving(t)]
         going = [t for t in here if t not in stay]
         join = self._may_join()
-        if going and (group.formed or not stay):
-            if stay or join:
-                left = going if stay else []
-                self._regroup([*stay, *([] if stay else going), *join], left, planned=True)
-            else:
-                self._hand_over(going)
-        elif join and group.forming_ms is None:
-            self._regroup([*stay, *join], [], planned=bool(stay))
+        if going and stay and group.formed:
+            self._regroup([*stay, *join], going, planned=True)
+        elif join:  # leavers that alone hold the state stay until the joiners have it
+            self._regroup([*(stay or going), *join], [], planned=bool(stay or going))
+        elif going and not stay and group.formed and not self._joiners():
+            self._hand_over(going)
         self._release_drained()
 
     def _may_join(self) -> list[str]:
@@ -328,7 +365,7 @@ class Crew:
         stay = [t for t in here if not self._leaving(t)] or here
         group.live = group.live and bool(here) and self.model.replicated
         group.members = ()
-        members = [*stay, *self._joiners()]
+        members = [*stay, *(t for t in self._joiners() if t not in stay)]
         if members:
             self._regroup(members, [], planned=False)
         self._release_drained()

@@ -95,6 +95,7 @@ class Engine:
     def run(self) -> None:
         """Simulate to the end of the work, the horizon, or a limit."""
         books, crew = self.books, self.crew
+        end = self.setup.end_ms
         books.add(RunStarted(books.now_ms, "sim"))
         while True:
             self._market()
@@ -105,21 +106,24 @@ class Engine:
             self._see_end()
             if self.result is not None:
                 break
+            if not self.setup.keep:
+                crew.skip_saves(min(self._next_ms(training=False) or end, end))
             later = self._next_ms()
-            if later is None or later >= self.setup.end_ms:
-                books.now_ms = self.setup.end_ms
+            if later is None or later >= end:
+                books.now_ms = end
                 self.result = ("stopped", "the horizon was reached")
                 break
             books.now_ms = max(books.now_ms, later)
         self._end(*self.result)
 
-    def _next_ms(self) -> int | None:
+    def _next_ms(self, *, training: bool = True) -> int | None:
+        """Return when something happens next, saves and the end of the work included or not."""
         now = self.books.now_ms
         instants = (
             self._price_ms,
             self.world.next_ms(now),
             min(self.crew.boots.values(), default=None),
-            self.crew.next_training_ms(),
+            self.crew.next_training_ms() if training else self.crew.training.finish_ms(),
             self.crew.next_group_ms(),
             self._revisit_ms,
             self._exhausted_ms(),

@@ -16,8 +16,8 @@ class CostModel:
 
     `boot_ms` None takes each pool's own from the trace. `replicated`: every VM holds the whole
     state (data-parallel), so survivors of a loss go on from it; otherwise (sharded) any loss
-    goes back to the last checkpoint. `jitter`: relative spread of boots, re-forming, persists
-    and loads. `hardware_per_vm_h`: failures of VMs beside preemptions. `lost_notices`: share of
+    goes back to the last checkpoint. `jitter`: relative spread of boots, re-forming and
+    loads. `hardware_per_vm_h`: failures of VMs beside preemptions. `lost_notices`: share of
     notices that never arrive.
     """
 

@@ -52,8 +52,8 @@ class Training:
         return done if self.total is None else min(done, self.total)
 
     def boundary_ms(self, at_ms: int) -> int:
-        """Return the first end of a step at or after an instant."""
-        steps = max(0.0, math.ceil((at_ms - self.anchor_ms) / self.pace_ms - EPS))
+        """Return the first end of a step at or after an instant, rounded up to a millisecond."""
+        steps = max(0.0, math.ceil((at_ms - self.anchor_ms - 1 + EPS) / self.pace_ms))
         return max(at_ms, math.ceil(self.anchor_ms + steps * self.pace_ms - EPS))
 
     def start(self, at_ms: int, step: int, pace_ms: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -155,8 +155,42 @@ class ManyBeliefs(Beliefs, Protocol):
         """Return the forecast of each pool, equal to `predict` of each."""
 
 
-def predict_all(beliefs: Beliefs, pools: Sequence[Pool], *, now_ms: int) -> dict[Pool, Forecast]:
-    """Return the forecast of each pool."""
-    if hasattr(beliefs, "predict_many"):
-        return cast(ManyBeliefs, beliefs).predict_many(pools, now_ms=now_ms)
-    return {pool: beliefs.predict(pool, now_ms=now_ms) for pool in pools}
+class Forecasts(Mapping[Pool, Forecast]):
+    """The forecasts of some pools at one instant, each worked out when it is first asked for.
+
+    A plain policy looks at few pools; years of simulation should not pay for the others.
+    """
+
+    def __init__(self, beliefs: Beliefs, pools: Sequence[Pool], *, now_ms: int) -> None:
+        self._beliefs, self._now_ms = beliefs, now_ms
+        self._pools = dict.fromkeys(pools)
+        self._known: dict[Pool, Forecast] = {}
+
+    def __getitem__(self, pool: Pool) -> Forecast:
+        """Return the forecast of one of the pools. Raises KeyError for any other."""
+        found = self._known.get(pool)
+        if found is None:
+            if pool not in self._pools:
+                raise KeyError(pool)
+            if hasattr(self._beliefs, "predict_many"):
+                many = cast(ManyBeliefs, self._beliefs).predict_many
+                self._known = many(tuple(self._pools), now_ms=self._now_ms)
+            else:
+                self._known[pool] = self._beliefs.predict(pool, now_ms=self._now_ms)
+            found = self._known[pool]
+        return found
+
+    def __contains__(self, pool: object) -> bool:
+        """Return whether the pool is one of these, without a prediction."""
+        return pool in self._pools
+
+    def __iter__(self) -> Iterator[Pool]:
+        return iter(self._pools)
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+
+def predict_all(beliefs: Beliefs, pools: Sequence[Pool], *, now_ms: int) -> Mapping[Pool, Forecast]:
+    """Return the forecast of each pool, lazily."""
+    return Forecasts(beliefs, pools, now_ms=now_ms)
