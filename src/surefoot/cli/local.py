@@ -12,6 +12,7 @@ from surefoot.controller.settings import Settings
 from surefoot.core.trace import Trace
 from surefoot.errors import ConfigError, NotBuiltError
 from surefoot.providers.registry import load_provider
+from surefoot.sim import CostModel
 from surefoot.traces import read_trace
 
 if TYPE_CHECKING:
@@ -31,6 +32,17 @@ SETTINGS = Settings(
     backoff_limit_ms=5_000,
 )
 """A local VM boots in seconds and its list never lags: wait for less than in a cloud."""
+
+COSTS = CostModel(
+    reform_ms=1_000,
+    detect_ms=100,
+    stall_ms=15,
+    persist_ms=200,
+    restore_ms=500,
+    backoff_ms=SETTINGS.backoff_ms,
+    backoff_limit_ms=SETTINGS.backoff_limit_ms,
+)
+"""What the same things cost here, for simulating a local job: measured on two cores."""
 
 
 def check_provider(job_file: JobFile) -> None:
