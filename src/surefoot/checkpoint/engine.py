@@ -22,7 +22,7 @@ from surefoot.checkpoint.catalog import Catalog, Loaded
 from surefoot.checkpoint.link import WriterProcess
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.persist import Order, Persister
-from surefoot.checkpoint.plan import plan_save
+from surefoot.checkpoint.plan import SavePlan, plan_save
 from surefoot.checkpoint.save import Saved, SaveHandle
 from surefoot.checkpoint.stage import Arena, Snapshot, owned_by, split
 from surefoot.checkpoint.storage import open_storage
@@ -37,7 +37,10 @@ class _InFlight:
 
     handle: SaveHandle
     snapshot: Snapshot
-    order: Order
+    plan: SavePlan
+    tree: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    kind: str
     started_s: float
 
 
@@ -114,7 +117,8 @@ class Checkpointer:
         if self._fenced is not None:
             raise self._fenced
         started_s = time.monotonic()
-        self._persist_later(self._stage(handle, state, _plain(metadata or {}), kind, started_s))
+        job = self._stage(handle, state, _plain(metadata or {}), kind, started_s)
+        self._persist_later(job)  # last: from here on the copy competes for cores
         handle.stall_s += time.monotonic() - started_s
         if blocking:
             self.barrier()
@@ -233,14 +237,13 @@ class Checkpointer:
         plan = plan_save(leaves)
         self._settle_all()
         guarded = owned_by(self._optimizers) if self._optimizers else None
+        arena = self._arena_of(plan.total_bytes)
         pairs = [(slot, leaves[slot.name]) for slot in plan.slots]
         now, beside = split(pairs, guarded, overlap=self.overlap)
-        snapshot = Snapshot(self._arena_of(plan.total_bytes), now, beside)
-        self._copying = snapshot if beside else None
+        snapshot = Snapshot(arena, now, beside)
+        self._copying = snapshot if snapshot.overlaps else None
         self._in_flight.append(handle)
-        tensors = {name: fmt.tensor_json(entry) for name, entry in plan.entries.items()}
-        order = Order(handle.step, kind, plan.total_bytes, self.world, tensors, tree, metadata)
-        return _InFlight(handle, snapshot, order, started_s)
+        return _InFlight(handle, snapshot, plan, tree, metadata, kind, started_s)
 
     def _arena_of(self, n_bytes: int) -> Arena:
         if self._arena is None or self._arena.n_bytes != n_bytes:
@@ -269,17 +272,20 @@ class Checkpointer:
                 job.handle.settle(saved)
 
     def _persist(self, job: _InFlight) -> Saved:
-        step = job.order.step
-        job.snapshot.wait()
+        step = job.handle.step
+        job.snapshot.work()
         if job.snapshot.torn:
             raise CheckpointError(
                 f"step {step} was not saved: {job.snapshot.torn}",
                 hint="call barrier() before optimizer.step(), or use guard(optimizer)",
             )
         self._persister.attempt += 1
-        folder = self._write(job.order, job.snapshot.arena)
+        tensors = {name: fmt.tensor_json(entry) for name, entry in job.plan.entries.items()}
+        n_bytes = job.plan.total_bytes
+        order = Order(step, job.kind, n_bytes, self.world, tensors, job.tree, job.metadata)
+        folder = self._write(order, job.snapshot.arena)
         persist_s = time.monotonic() - job.started_s
-        return Saved(step, folder, job.order.n_bytes, job.handle.stall_s, persist_s)
+        return Saved(step, folder, n_bytes, job.handle.stall_s, persist_s)
 
     def _write(self, order: Order, arena: Arena) -> str:
         big = order.n_bytes >= _PROCESS_FROM_BYTES

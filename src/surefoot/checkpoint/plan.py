@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -47,15 +49,24 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def plan_save(leaves: Mapping[str, torch.Tensor]) -> SavePlan:
-    """Lay out whole tensors one after the other, each aligned to 64 bytes, in file 0."""
+    """Lay out whole tensors one after the other, each aligned to 64 bytes, in file 0.
+
+    The same names, dtypes and shapes give the same plan object.
+    """
+    key = tuple((name, t.dtype, t.shape) for name, t in leaves.items())
+    return _layout(key)
+
+
+@functools.lru_cache(maxsize=4)
+def _layout(leaves: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> SavePlan:
     slots, entries, offset = [], {}, 0
-    for name, tensor in leaves.items():
-        shape = tuple(tensor.shape)
-        n_bytes = tensor.numel() * tensor.element_size()
+    for name, dtype, size in leaves:
+        shape = tuple(size)
+        n_bytes = math.prod(shape) * dtype.itemsize
         start = (0,) * len(shape)
         slots.append(Slot(name, offset, n_bytes, start, shape))
         piece = Piece(0, offset, start, shape)
-        entries[name] = TensorEntry(dtype_name(tensor.dtype), shape, (piece,))
+        entries[name] = TensorEntry(dtype_name(dtype), shape, (piece,))
         offset = _up(offset + n_bytes, ALIGN_BYTES)
     return SavePlan(tuple(slots), entries, max(PAGE_BYTES, _up(offset, PAGE_BYTES)))
 

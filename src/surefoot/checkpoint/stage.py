@@ -62,6 +62,7 @@ class Snapshot:
 
     `torn` names a tensor that was written to while it was being copied, if one was: torch counts
     in-place writes, so a forgotten barrier is found out and the snapshot is never used.
+    What may be copied beside training waits for `work()`, called from another thread.
     """
 
     def __init__(self, arena: Arena, now: list[Pair], beside: list[Pair]) -> None:
@@ -72,30 +73,27 @@ class Snapshot:
         self._work: Iterator[Act] = iter(())
         self._left = 0
         self._watched: list[tuple[str, torch.Tensor, int]] = []
-        self._begin(now, own=sum(slot.n_bytes for slot, _ in now) < _TWO_THREADS_FROM_BYTES)
+        self._run(_acts(arena, now))
+        if sum(slot.n_bytes for slot, _ in now) >= _TWO_THREADS_FROM_BYTES:
+            threading.Thread(target=self._drain, name="surefoot-copy", daemon=True).start()
         self.barrier()
-        if beside and not self.torn:
+        self.overlaps = bool(beside) and not self.torn
+        if self.overlaps:
             self._watched = [(slot.name, t, _version(t)) for slot, t in beside]
-            self._begin(beside, own=False)
+            self._run(_acts(arena, beside))
 
     def barrier(self) -> None:
-        """Return when the copy is complete; the caller lends a hand with what is left."""
+        """Return when the copy is complete; whoever calls does part of what is left."""
         self._drain()
         self._whole.wait()
 
-    def wait(self) -> None:
-        """Return when the copy is complete, without helping."""
-        self._whole.wait()
+    work = barrier
 
-    def _begin(self, pairs: list[Pair], *, own: bool) -> None:
-        """Lay out the work; unless it is the caller's `own`, a thread starts on it."""
-        acts = _acts(self.arena, pairs)
+    def _run(self, acts: list[Act]) -> None:
         self._work, self._left = iter(acts), len(acts)
         self._whole.clear()
         if not acts:
             self._whole.set()
-        elif not own:
-            threading.Thread(target=self._drain, name="surefoot-copy", daemon=True).start()
 
     def _drain(self) -> None:
         """Do pieces of work until none is left; several threads may."""
