@@ -19,7 +19,9 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     and a step that is done again, after a resume or a lost member, draws the same ones.
     """
     value = mix(seed, step, rank)
-    torch.manual_seed(value & 0x7FFFFFFFFFFFFFFF)
+    torch.default_generator.manual_seed(value & 0x7FFFFFFFFFFFFFFF)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value & 0x7FFFFFFFFFFFFFFF)
     random.seed(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
