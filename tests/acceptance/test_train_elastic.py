@@ -219,3 +219,36 @@ def test_agent_ends_its_vm_when_the_lease_is_over(hub: Hub, vms: Any, tmp_path: 
     assert a.process.wait(20) == 75
     assert len(read_log(tmp_path, a)) > steps + 20, "training went on without the controller"
     assert not Path(f"/proc/{a.worker_pids()[0]}").exists()
+
+
+def test_newcomer_that_dies_on_its_way_costs_the_others_nothing(
+    hub: Hub, vms: Any, tmp_path: Path
+) -> None:
+    a, b, c = vms(1, 2, 3, RIG_TOTAL="100000")
+    hub.form(1, [a, b])
+    hub.wait_step(10)
+    c.signal(signal.SIGKILL)
+    hub.form(2, [a, b, c], [a, b])
+    time.sleep(0.3)
+    begun = read_log(tmp_path, a)[-1]["step"]
+    time.sleep(1.0)
+    rows = read_log(tmp_path, a)
+    assert rows[-1]["step"] > begun + 10, "the old group waited for the dead"
+    hub.form(3, [a, b], [c], lost=(c.address,), urgent=True)
+    _, formed = hub.wait(Formed, generation=3)
+    assert (formed.world, formed.source, formed.lost_steps) == (2, "live", 0)
+    assert all(row["stepped"] for row in read_log(tmp_path, a)), "a healthy step was broken"
+
+
+def test_loss_while_the_next_group_forms_is_survived(hub: Hub, vms: Any) -> None:
+    a, b, c = vms(1, 2, 3, RIG_TOTAL="100000")
+    hub.form(1, [a, b, c])
+    hub.wait_step(10)
+    a.signal(signal.SIGKILL)
+    b.signal(signal.SIGSTOP)
+    hub.form(2, [b, c], lost=(a.address,), urgent=True)
+    time.sleep(0.5)
+    b.signal(signal.SIGKILL)
+    hub.form(3, [c], lost=(b.address,), urgent=True)
+    _, formed = hub.wait(Formed, generation=3, timeout_s=10)
+    assert (formed.world, formed.source, formed.lost_steps) == (1, "live", 0)
