@@ -5,6 +5,9 @@ The simulator and the controller both ask here, so that both think at the same i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from surefoot.core.decide import Observation, Policy, decide
 from surefoot.core.event import (
     Event,
@@ -19,8 +22,9 @@ from surefoot.core.event import (
     RunStarted,
 )
 from surefoot.core.fleet import Ending
-from surefoot.core.forecast.port import Beliefs, Forecaster
+from surefoot.core.forecast.port import Beliefs, Forecast, Forecaster
 from surefoot.core.job import Job
+from surefoot.core.market import Pool
 from surefoot.core.plan import Decision
 from surefoot.core.trace import History
 
@@ -65,18 +69,65 @@ def is_news(before: Decision | None, now: Decision) -> bool:
     )
 
 
+REMEMBERED_MS = 3_600_000
+"""A forecast is used again for this long while nothing is learned; VM ages count all the same."""
+
+
 class Mind:
-    """The core's decision for a job, with beliefs that are carried from one to the next."""
+    """The core's decision for a job, with beliefs that are carried from one to the next.
+
+    Forecasts are worked out anew when the history has gained a fact, and at least hourly: most
+    thoughts are about a market of which nothing new is known.
+    """
 
     def __init__(self, job: Job, policy: Policy, forecaster: Forecaster) -> None:
         self.job, self.policy, self.forecaster = job, policy, forecaster
-        self._beliefs: Beliefs | None = None
+        self._beliefs: _Steady | None = None
+        self._learned: tuple[int, int] = (0, 0)
+        self._fresh_ms = 0
 
     def decide(self, seen: Observation, history: History) -> Decision:
         """Return what to do now."""
-        if self._beliefs is None:
-            self._beliefs = self.forecaster.fit(history, now_ms=seen.now_ms)
-        else:
-            self._beliefs = self._beliefs.update(history, now_ms=seen.now_ms)
+        beliefs = self._form(history, seen.now_ms)
         name = self.forecaster.name
-        return decide(self.job, self.policy, self._beliefs, seen, forecaster=name)
+        return decide(self.job, self.policy, beliefs, seen, forecaster=name)
+
+    def _form(self, history: History, now_ms: int) -> _Steady:
+        learned = _facts(history)
+        if self._beliefs is None:
+            self._beliefs = _Steady(self.forecaster.fit(history, now_ms=now_ms))
+        elif learned != self._learned or now_ms - self._fresh_ms >= REMEMBERED_MS:
+            self._beliefs = _Steady(self._beliefs.inner.update(history, now_ms=now_ms))
+        else:
+            return self._beliefs
+        self._learned, self._fresh_ms = learned, now_ms
+        return self._beliefs
+
+
+@dataclass(slots=True)
+class _Steady:
+    """Beliefs that answer for a pool once, and then the same again."""
+
+    inner: Beliefs
+    known: dict[Pool, Forecast] = field(default_factory=dict)
+
+    def update(self, history: History, *, now_ms: int) -> Beliefs:
+        return self.inner.update(history, now_ms=now_ms)
+
+    def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
+        found = self.known.get(pool)
+        if found is None:
+            found = self.known[pool] = self.inner.predict(pool, now_ms=now_ms)
+        return found
+
+    def to_dict(self) -> Mapping[str, object]:
+        return self.inner.to_dict()
+
+
+def _facts(history: History) -> tuple[int, int]:
+    """Return a count that rises with every fact that forecasts rest on."""
+    records = history.pools.values()
+    return (
+        sum(len(r.changed) + len(r.launches) for r in records),
+        sum(len(r.signals) for r in records),
+    )

@@ -52,7 +52,7 @@ class PriceLine:
         """Take in a price from `at_ms` on; one older than the newest counts from the newest."""
         price = price if price is not None and price > 0 else None
         if not self._times:
-            self._append(at_ms, price, 0, 0)
+            self._append(at_ms, price, 0, at_ms)  # unknown until now, counted from 0
             return
         if self._prices[-1] == price:
             return
@@ -64,13 +64,13 @@ class PriceLine:
             self._append(at_ms, price, cost, unknown)
 
     def integral(self, at_ms: int) -> tuple[int, int]:
-        """Return (price x time, ms without a price) from the first price to an instant.
+        """Return (price x time, ms without a price) up to an instant.
 
         Only differences mean anything; before the first price all time is unknown.
         """
         index = bisect.bisect_right(self._times, at_ms) - 1
         if index < 0:
-            return 0, at_ms - self._times[0] if self._times else at_ms
+            return 0, at_ms
         span = at_ms - self._times[index]
         price = self._prices[index]
         if price is None:
@@ -103,6 +103,9 @@ class _Account:
     ended_cost: int = 0
     ended_unknown: int = 0
     running: dict[str, int] = field(default_factory=dict)
+    begun_cost: int = 0
+    """Sum of the price line's integral at the launches of the running ones."""
+    begun_unknown: int = 0
 
 
 class Ledger:
@@ -111,6 +114,7 @@ class Ledger:
     def __init__(self) -> None:
         self._lines: dict[Key, PriceLine] = {}
         self._accounts: dict[Key, _Account] = {}
+        self._used: dict[Key, _Account] = {}
         self._keys: dict[str, Key] = {}
         self._now_ms = 0
         self.speeds: dict[Pool, float] = {}
@@ -139,14 +143,13 @@ class Ledger:
         A running VM owes its minimum from the start. Rounded once per capacity.
         """
         at_ms = self._now_ms if now_ms is None else now_ms
-        parts = [self._owed(key, at_ms) for key in self._accounts]
-        return _sum(zip(self._accounts, parts, strict=True))
+        return _sum((key, self._owed(key, at_ms)) for key in self._used)
 
     def by_pool(self, now_ms: int | None = None) -> Mapping[Pool, Bill]:
         """Return the bill split by pool."""
         at_ms = self._now_ms if now_ms is None else now_ms
         split: dict[Pool, list[tuple[Key, tuple[int, int]]]] = {}
-        for key in self._accounts:
+        for key in self._used:
             split.setdefault(key[0], []).append((key, self._owed(key, at_ms)))
         return {pool: _sum(rows) for pool, rows in split.items()}
 
@@ -174,8 +177,16 @@ class Ledger:
 
     def _launched(self, event: InstanceLaunched) -> None:
         key = self._keys.get(event.token)
-        if key is not None:
-            self._account(key).running.setdefault(event.token, event.at_ms)
+        if key is None:
+            return
+        account = self._account(key)
+        if event.token in account.running:
+            return
+        account.running[event.token] = event.at_ms
+        self._used[key] = account
+        cost, unknown = self._line(key).integral(event.at_ms)
+        account.begun_cost += cost
+        account.begun_unknown += unknown
 
     def _gone(self, event: InstanceGone) -> None:
         key = self._keys.pop(event.token, None)
@@ -183,6 +194,9 @@ class Ledger:
         begun_ms = account.running.pop(event.token, None) if account else None
         if key is None or account is None or begun_ms is None:
             return
+        before, blind_before = self._line(key).integral(begun_ms)
+        account.begun_cost -= before
+        account.begun_unknown -= blind_before
         cost, unknown = self._span(key, begun_ms, max(event.at_ms, begun_ms))
         account.ended_cost += cost
         account.ended_unknown += unknown
@@ -190,6 +204,14 @@ class Ledger:
     def _owed(self, key: Key, at_ms: int) -> tuple[int, int]:
         account = self._accounts[key]
         cost, unknown = account.ended_cost, account.ended_unknown
+        if not account.running:
+            return cost, unknown
+        newest = max(account.running.values())
+        if newest + account.minimum_ms <= at_ms:  # nobody owes a minimum: sums are enough
+            held, blind = self._line(key).integral(at_ms)
+            count = len(account.running)
+            cost += count * held - account.begun_cost
+            return cost, unknown + count * blind - account.begun_unknown
         for begun_ms in account.running.values():
             more, blind = self._span(key, begun_ms, max(at_ms, begun_ms))
             cost += more
