@@ -25,36 +25,41 @@ VERBS = {
 
 NOT_BUILT = ("plan", "compare", "logs", "stop", "dashboard", "interval", "doctor")
 
-app = typer.Typer(
-    name="surefoot",
-    help="Train PyTorch models on preemptible VMs: at spot prices, without losing work.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+
+def build(verb: str | None = None) -> typer.Typer:
+    """Return the command line; with the name of a verb only its module is imported."""
+    app = typer.Typer(
+        name="surefoot",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    @app.callback()
+    def top() -> None:
+        """Train PyTorch models on preemptible VMs: at spot prices, without losing work."""
+
+    for name in [verb] if verb in VERBS else VERBS:
+        _add(app, name)
+    for name in NOT_BUILT:
+        _add_missing(app, name)
+    return app
 
 
-@app.callback(invoke_without_command=False)
-def _top() -> None:
-    """Train PyTorch models on preemptible VMs: at spot prices, without losing work."""
+def _add(app: typer.Typer, verb: str) -> None:
+    """Add a verb; one whose module does not exist (yet) is left out."""
+    if importlib.util.find_spec(VERBS[verb]) is None:
+        return
+    module = importlib.import_module(VERBS[verb])
+    command = getattr(module, "app", None) or getattr(module, verb)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=verb)
+    else:
+        app.command(name=verb)(command)
 
 
-def _register() -> None:
-    for verb, module_name in VERBS.items():
-        if importlib.util.find_spec(module_name) is None:
-            continue
-        module = importlib.import_module(module_name)
-        command = getattr(module, "app", None) or getattr(module, verb)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=verb)
-        else:
-            app.command(name=verb)(command)
-    for verb in NOT_BUILT:
-        _register_missing(verb)
-
-
-def _register_missing(verb: str) -> None:
+def _add_missing(app: typer.Typer, verb: str) -> None:
     """Answer a verb of the design that does not exist yet with a clear sentence."""
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -65,13 +70,10 @@ def _register_missing(verb: str) -> None:
         )
 
 
-_register()
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors are printed, never traced."""
     try:
-        app(args=list(arguments), prog_name="surefoot")
+        build(next(iter(arguments), None))(args=list(arguments), prog_name="surefoot")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else frame.FAILED * bool(end.code)
     except SurefootError as error:

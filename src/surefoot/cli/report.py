@@ -16,7 +16,7 @@ def report(
     out: Annotated[Path | None, typer.Argument(help=outdir.WHICH)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Write report.html and summary.json of a run, also of one that is under way."""
+    """Write report.html and summary.json of a run."""
     found = outdir.read(out or outdir.newest())
     story = Story(found.card.job()).add_all(found.events)
     body = write_report(found.folder, story)

@@ -41,7 +41,9 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before spending money.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
-    """Train a job on spot VMs to its end. Ctrl-C stops it cleanly; the same command resumes."""
+    """Train a job on spot VMs to its end.
+
+    Ctrl-C stops it cleanly with a last checkpoint; the same command resumes."""
     clock = RealClock()
     job_file = load_job(job, now_ms=clock.now_ms())
     local.check_provider(job_file)

@@ -40,7 +40,7 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
-    """Replay a market and tell what the job would have done, cost and lost on it."""
+    """Tell what a job would do and cost on a recorded market."""
     job_file = load_job(job)
     outcome = _simulate(
         job_file, trace, policy=policy, forecaster=forecaster, seed=seed, horizon=horizon

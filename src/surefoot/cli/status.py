@@ -21,7 +21,7 @@ def status(
     out: Annotated[Path | None, typer.Argument(help=outdir.WHICH)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say how a run stands: step, fleet, checkpoints, money, last events."""
+    """Say how a run stands."""
     found = outdir.read(out or outdir.newest())
     story = Story(found.card.job()).add_all(found.events)
     body = status_of(found, story)

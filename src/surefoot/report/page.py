@@ -7,7 +7,6 @@ from html import escape
 from typing import Any
 
 from surefoot.report.clean import clean
-from surefoot.report.figure import timeline_svg
 from surefoot.report.numbers import DASH, clock, dollars, number, percent, rows_of
 from surefoot.report.story import Story
 
@@ -42,6 +41,8 @@ th { font-weight: 600; width: 42%; }
 
 def page(story: Story, summary: Mapping[str, Any]) -> str:
     """Return the report of a run, whole or half done, as a complete HTML document."""
+    from surefoot.report.figure import timeline_svg  # matplotlib: slow to import, needed only here
+
     title = f"{clean(story.job.name)}: Surefoot report"
     return "\n".join(
         (
