@@ -72,8 +72,17 @@ class Persister:
             except FencedError:
                 self.storage.delete_folder(folder)
                 raise
+            except OSError:
+                self._raise_if_fenced()  # whoever took over has swept our half-done folder
+                raise
             self._tidy(folder)
             return folder
+
+    def _raise_if_fenced(self) -> None:
+        try:
+            self.commits.check()
+        except OSError:
+            return  # the store is in trouble: the first error says it better
 
     def _write(self, folder: str, order: Order, memory: memoryview) -> None:
         storage = self.storage
@@ -107,14 +116,16 @@ class Persister:
         """Prune and sweep. The new checkpoint is durable already: trouble here fails no save."""
         try:
             self.commits.compact_if_due()
-            live = self.commits.state.live.values()
-            gone = to_drop(live, self.keep, corrupt=self.corrupt, protect={newest})
+            live = self.commits.state.live
+            lost = live.keys() - set(self.storage.folders())
+            bad = self.corrupt | lost
+            gone = to_drop(live.values(), self.keep, corrupt=bad, protect={newest})
             self.commits.drop(gone)
             for folder in gone:
                 self.storage.delete_folder(folder)
             self._sweep()
-        except (OSError, CheckpointError):
-            return  # tried again after the next save
+        except (OSError, CheckpointError, FencedError):
+            return  # tried again, or said, at the next save
 
     def _sweep(self) -> None:
         """Delete what earlier writers of this path left half done, and what they had dropped.
