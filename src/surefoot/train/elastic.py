@@ -158,18 +158,26 @@ class Membership:
 
 
 class Patience:
-    """Says `Broken` once and again while a worker has no group."""
+    """Says `Broken` when a group is lost, and again while the next one keeps a worker waiting."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._number = 0
         self._due_s = 0.0
 
-    def complain(self, generation: int, step: int, reason: str) -> None:
-        """Report that this worker has no group, at most once every REPEAT_S."""
-        if time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + REPEAT_S
+    def lost(self, generation: int, newest: int, step: int, reason: str) -> None:
+        """Report a lost group, unless a newer generation is known and so already on its way."""
+        if newest == generation:
             self._link.send(Broken(generation, step, reason))
+        self._wait_for(newest)
 
-    def reset(self, *, first_after_s: float = 0.0) -> None:
-        """Start over; the first complaint is due after `first_after_s`."""
-        self._due_s = time.monotonic() + first_after_s
+    def complain(self, newest: int, step: int, reason: str) -> None:
+        """Report every REPEAT_S that the newest generation has given this worker no group."""
+        if newest != self._number:
+            self._wait_for(newest)
+        elif time.monotonic() >= self._due_s:
+            self._link.send(Broken(newest, step, reason))
+            self._wait_for(newest)
+
+    def _wait_for(self, number: int) -> None:
+        self._number, self._due_s = number, time.monotonic() + REPEAT_S

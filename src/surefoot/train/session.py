@@ -218,7 +218,7 @@ class Session:
         self._gradients.finish()
         heard = self._gradients.heard
         if self._gradients.failure is not None or heard is None:
-            return self._lose_group(str(self._gradients.failure))
+            return self._lose_group(group, str(self._gradients.failure))
         self._undo.keep()
         self._state.step += 1
         self._saver.count(self._clock.end())
@@ -278,7 +278,7 @@ class Session:
             try:
                 formed = self._state.sync(group, self._saver)
             except GroupError as error:
-                self._lose_group(str(error))
+                self._lose_group(group, str(error))
                 continue
             if group.rank == 0:
                 self._charge(group)
@@ -310,26 +310,25 @@ class Session:
                 return group
             if orders.leave:
                 self._exit(0)
-            if membership.excluded or not membership.next_number:
-                self._patience.reset(first_after_s=3.0)  # nobody owes this worker a group
-            else:
+            if membership.next_number and not membership.excluded:
                 reason = membership.trouble or self._reason
                 self._patience.complain(membership.next_number, self.step, reason)
             membership.wait(0.1)
 
     _reason = "no group yet"
 
-    def _lose_group(self, reason: str) -> None:
+    def _lose_group(self, group: Group, reason: str) -> None:
         """The group broke in a step or while it formed: leave no trace of the step, wait."""
-        number = self._membership.next_number
-        _log.warning("generation %d broke at step %d: %s", number, self.step, reason)
+        reason = reason[:200]
+        _log.warning("generation %d broke at step %d: %s", group.number, self.step, reason)
         self._undo.undo()
         self._feed.rewind()
         self._forget_figures(0)
         self._group, self._reason = None, reason
         if not self._link.alone:
             self._membership.drop()
-            self._patience.reset()
+            newest = self._membership.next_number
+            self._patience.lost(group.number, newest, self.step, reason)
 
     def _leave_group(self, group: Group) -> None:
         """All members are ready for the next generation: go there together."""
@@ -337,7 +336,6 @@ class Session:
             self._save_last(kind="emergency")  # nobody carries the live state on
         self._group, self._reason = None, "waiting for the next group"
         self._membership.drop()
-        self._patience.reset(first_after_s=3.0)
 
     def _leave_soon(self, group: Group) -> None:
         """Told to leave: hand over at the step that all agree on, or now if none is coming."""
@@ -357,7 +355,7 @@ class Session:
         try:
             rows = group.gather_rows([int(saved)])
         except GroupError as error:
-            self._lose_group(str(error))
+            self._lose_group(group, str(error))
             return False
         if group.rank == 0:
             if self._formed is not None:
