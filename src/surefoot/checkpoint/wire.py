@@ -23,7 +23,10 @@ def send(channel: socket.socket, body: dict[str, Any], fds: list[int] | None = N
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return the next message and its descriptors, or None at the end of the conversation."""
-    head, fds, _, _ = socket.recv_fds(channel, _HEAD.size, 4)
+    try:
+        head, fds, _, _ = socket.recv_fds(channel, _HEAD.size, 4)
+    except ConnectionResetError:  # the other side died with our last answer unread
+        return None
     while 0 < len(head) < _HEAD.size:
         more = channel.recv(_HEAD.size - len(head))
         if not more:
