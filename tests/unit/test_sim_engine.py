@@ -246,9 +246,9 @@ def test_preemption_at_the_first_instant_is_survived() -> None:
 def test_two_hundred_preemptions_on_one_stamp_with_free_restarts_end() -> None:
     free = CostModel(0, 0, 0, 0, 0, restore_ms=0, jitter=0.0, batch_ms=0)
     reclaims = tuple(Reclaim(1_000_000, 1, 0) for _ in range(200))
-    outcome = run(market((0, 400), reclaims=reclaims, end=H), job(300), model=free)
+    outcome = run(market((0, 400), reclaims=reclaims, end=1_100_000), job(300), model=free)
     assert outcome.counts.silent == 200
-    assert outcome.summary["steps"] > 3_000
+    assert outcome.summary["steps"] > 1_000
 
 
 def test_vms_that_never_live_for_a_step_end_with_no_progress_possible() -> None:
@@ -325,8 +325,8 @@ def test_nobody_is_told_before_being_launched_and_told_vms_leave_in_time() -> No
 
 def test_months_of_simulated_time_accumulate_no_drift() -> None:
     steady = job(work=Work(step_ms=333), interval=IntervalRule(fixed_ms=H))
-    outcome = simulate(steady, market((0, 8), end=90 * 24 * H), model=EXACT)
+    outcome = simulate(steady, market((0, 8), end=30 * 24 * H), model=EXACT)
     saves = outcome.counts.checkpoints
-    expected = (90 * 24 * H - 62_300 - 100 * saves) / 333
+    expected = (30 * 24 * H - 62_300 - 100 * saves) / 333
     assert outcome.summary["steps"] == pytest.approx(expected, abs=20)
-    assert outcome.bill.spot == 4 * 90 * 24 * 1_000_000
+    assert outcome.bill.spot == 4 * 30 * 24 * 1_000_000

@@ -8,6 +8,7 @@ until a save is durable, q share of losses that a save on notice makes harmless.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -250,7 +251,8 @@ def _mean_time(name: str, value: float) -> float:
 
 def _events_per_h(forecast: Forecast, members: Sequence[Instance], now_ms: int) -> float:
     name = f"hazard of {forecast.pool}"
-    losses = math.fsum(checked(name, forecast.hazard_at(vm.age_ms(now_ms))) for vm in members)
+    ages = Counter(vm.age_ms(now_ms) for vm in members)  # VMs launched together share one look-up
+    losses = math.fsum(n * checked(name, forecast.hazard_at(age)) for age, n in ages.items())
     share = checked(f"event share of {forecast.pool}", forecast.event_share)
     return losses / max(1.0, min(share, 1.0) * len(members))
 

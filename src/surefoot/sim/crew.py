@@ -110,6 +110,9 @@ class Crew:
         self._reported = 0
         self._final_ms: int | None = None
         self._last_save_asked = False
+        self._looked_at = -1
+        """Count of events when the group was last looked at."""
+        self._look_ms: int | None = None
 
     # -- what befalls VMs ------------------------------------------------------------------------
 
@@ -292,6 +295,11 @@ class Crew:
 
     def next_group_ms(self) -> int | None:
         """Return when the group is to be looked at next."""
+        if self._looked_at != self.books.seen:
+            return self.books.now_ms + 1
+        return self._look_ms
+
+    def _group_ms(self) -> int | None:
         group, model = self.group, self.model
         instants = [group.forming_ms, group.loss_seen_ms]
         waiting = [self._ready_ms[t] for t in self._joiners()]
@@ -320,16 +328,21 @@ class Crew:
 
     def _joiners(self) -> list[str]:
         """Return the ready VMs that wait to join, oldest first."""
-        return [
-            vm.token
-            for vm in self.books.state.fleet.select(InstanceState.READY)
-            if vm.token not in self.group.members and vm.token not in self.kept_out
-        ]
+        inside = {*self.group.members, *self.kept_out}
+        ready = self.books.state.fleet.select(InstanceState.READY)
+        return [vm.token for vm in ready if vm.token not in inside]
 
     def lead(self) -> None:
         """Change the group where it is due, by the rules of the live controller."""
-        if self.done:
+        now = self.books.now_ms
+        if self._looked_at == self.books.seen and (self._look_ms is None or now < self._look_ms):
             return
+        if not self.done:
+            self._change()
+        self._looked_at = self.books.seen
+        self._look_ms = self._group_ms()
+
+    def _change(self) -> None:
         group, now = self.group, self.books.now_ms
         if group.loss_seen_ms is not None:
             if now >= group.loss_seen_ms:
@@ -337,10 +350,11 @@ class Crew:
             return
         here = [t for t in group.members if self.books.state.fleet.get(t) is not None]
         stay = [t for t in here if not self._leaving(t)]
-        going = [t for t in here if t not in stay]
+        keep = set(stay)
+        going = [t for t in here if t not in keep]
         join = self._may_join()
         if going and stay and group.formed:
-            self._regroup([*stay, *join], going, planned=True)
+            self._regroup([*stay, *self._joiners()], going, planned=True)
         elif join:  # leavers that alone hold the state stay until the joiners have it
             self._regroup([*(stay or going), *join], [], planned=bool(stay or going))
         elif going and not stay and group.formed and not self._joiners():
