@@ -166,6 +166,8 @@ def test_secrets_and_codes_are_taken_out_of_foreign_text() -> None:
     assert clean("AWS_SECRET_ACCESS_KEY=abcd/efgh+ijkl") == f"AWS_SECRET_ACCESS_KEY={HIDDEN}"
     assert clean("api_key: 'hunter2222' ok") == f"api_key: {HIDDEN} ok"
     assert clean("tokens/s 300, token count 4") == "tokens/s 300, token count 4"
+    assert clean("one\ntwo\tthree") == "one two three"
+    assert clean("one\ntwo", lines=True) == "one\ntwo"
     assert clean("x" * 600).endswith("...")
 
 
@@ -183,5 +185,5 @@ def test_a_run_taken_up_again_goes_on_in_one_story() -> None:
     first = told_run(upto_s=50)
     story = told([*first, RunStarted(START + 200_000, "gpt-1", resumed=True, step=19)])
     assert story.began_ms == START
-    assert story.ended_ms is None
+    assert story.ending is None
     assert any("was taken up again at step 19" in text for _, (_, text) in story.lines)

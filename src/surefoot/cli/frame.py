@@ -45,16 +45,16 @@ def print_error(error: SurefootError, *, as_json: bool) -> None:
         print_json({"error": error_body(error)})
         return
     console = err()
-    console.print(f"[bold red]error:[/] {escape(clean(error, limit=4_000))}")
+    console.print(f"[bold red]error:[/] {escape(clean(error, limit=4_000, lines=True))}")
     if error.hint:
-        console.print(f"[dim]{escape(clean(error.hint, limit=1_000))}[/]")
+        console.print(f"[dim]{escape(clean(error.hint, limit=1_000, lines=True))}[/]")
 
 
 def error_body(error: SurefootError) -> Mapping[str, Any]:
     """Return the error for --json: its kind by class name, message, hint and exit code."""
     return {
         "kind": type(error).__name__,
-        "message": clean(error, limit=4_000),
-        "hint": clean(error.hint, limit=1_000),
+        "message": clean(error, limit=4_000, lines=True),
+        "hint": clean(error.hint, limit=1_000, lines=True),
         "exit_code": exit_code(error),
     }

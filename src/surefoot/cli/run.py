@@ -228,7 +228,7 @@ def _conclude(job_file: JobFile, story: Story, signal_number: int | None, *, as_
     code = codes.get(outcome, frame.FAILED)
     if outcome == "stopped" and signal_number is not None:
         code = 128 + signal_number
-    why = next((text for _, (_, text) in reversed(story.lines) if text.startswith("run ")), "")
+    why = clean(story.ending.message, limit=4_000, lines=True) if story.ending else ""
     body = {"outcome": outcome, "exit_code": code, "message": why, "out": str(job_file.out)}
     if as_json:
         frame.print_json({**body, "figures": figures})
@@ -239,7 +239,8 @@ def _conclude(job_file: JobFile, story: Story, signal_number: int | None, *, as_
 
 def _print_summary(job_file: JobFile, story: Story, why: str, figures: dict[str, Any]) -> None:
     console = frame.out()
-    table = Table(title=f"{story.job.name}: {why}", title_justify="left", show_header=False)
+    title = f"{story.job.name}: {story.state.outcome or 'broken off'}"
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="cyan")
     table.add_column()
     for label, value in rows_of(figures):
@@ -250,6 +251,8 @@ def _print_summary(job_file: JobFile, story: Story, why: str, figures: dict[str,
     console.print(
         Text("time not kept: " + (", ".join(f"{k} {100 * v:.1f} %" for k, v in worst) or "none"))
     )
+    if why:
+        console.print(Text(why, "yellow" if story.state.outcome == "stopped" else "bold red"))
     shown = _near(job_file.out)
     console.print(Text(f"report: {shown / outdir.REPORT}   figures: {shown / outdir.SUMMARY}"))
     if story.state.outcome == "stopped":

@@ -14,11 +14,13 @@ _NAMED = re.compile(
 HIDDEN = "[hidden]"
 
 
-def clean(text: object, *, limit: int = 500) -> str:
+def clean(text: object, *, limit: int = 500, lines: bool = False) -> str:
     """Return text for people: codes and control characters out, secrets masked, cut to `limit`.
 
+    Line breaks become spaces unless `lines` keeps them.
     Escaping for HTML or for Rich markup is left to whoever prints it.
     """
     shown = _CONTROL.sub("", _ANSI.sub("", str(text)))
     shown = _NAMED.sub(lambda m: f"{m[1]}{m[2]}{HIDDEN}", _KEY_IDS.sub(HIDDEN, shown))
+    shown = shown if lines else " ".join(shown.split())
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."

@@ -110,7 +110,7 @@ class Story:
     """What keeps the run from going on right now, set from outside; empty if nothing does."""
     tokens: int = 0
     began_ms: int | None = None
-    ended_ms: int | None = None
+    ending: RunEnded | None = None
 
     _refusing: set[tuple[Pool, Capacity]] = field(default_factory=set)
 
@@ -139,7 +139,7 @@ class Story:
         match event:
             case RunStarted():
                 self.began_ms = event.at_ms if self.began_ms is None else self.began_ms
-                self.ended_ms = None
+                self.ending = None
             case Decided():
                 self.decision = event.decision
                 choice = event.decision.interval
@@ -155,7 +155,7 @@ class Story:
             case GroupFormed():
                 self._forget_after(event.step)
             case RunEnded():
-                self.ended_ms = event.at_ms
+                self.ending = event
 
     def _forget_after(self, step: int) -> None:
         """Drop losses of steps that were thrown away: one value a step, the last attempt's."""
