@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
+from surefoot.core.forecast.ages import weibull
+from surefoot.core.forecast.climatology import RateExpert
+from surefoot.core.forecast.evidence import Rules
+from surefoot.core.forecast.ewma import EWMA
+from surefoot.core.forecast.expert import Expert
 from surefoot.core.forecast.gamma_poisson import GammaPoisson
+from surefoot.core.forecast.kaplan_meier import LifeTable
+from surefoot.core.forecast.logistic import logistic
+from surefoot.core.forecast.mixture import Mixture
+from surefoot.core.forecast.persistence import Persistence
 from surefoot.core.forecast.port import (
     Beliefs,
     Forecast,
@@ -31,10 +39,33 @@ __all__ = [
 
 DEFAULT = "mixture"
 
-FORECASTERS: Mapping[str, Forecaster] = {
-    "gamma_poisson": GammaPoisson(),
-    "mixture": replace(GammaPoisson(), name="mixture"),
-}
+
+def _default_experts() -> tuple[Expert, ...]:
+    return (
+        logistic("logistic", 0.3),
+        logistic("logistic, loose", 0.05),
+        LifeTable(),
+        RateExpert(),
+    )
+
+
+def _alone(name: str, expert: Callable[[], Expert]) -> Mixture:
+    """Return a model that consists of one expert."""
+    return Mixture(name, lambda: (expert(),), (1.0,), storm=None)
+
+
+_MODELS: tuple[Forecaster, ...] = (
+    Mixture(DEFAULT, _default_experts, (0.6, 0.2, 0.15, 0.05)),
+    GammaPoisson(),
+    GammaPoisson("weibull", Rules(curve=weibull(0.6))),
+    _alone("climatology", RateExpert),
+    _alone("persistence", Persistence),
+    _alone("ewma", lambda: EWMA),
+    _alone("life_table", LifeTable),
+    _alone("logistic", lambda: logistic("logistic", 0.3)),
+)
+
+FORECASTERS: Mapping[str, Forecaster] = {model.name: model for model in _MODELS}
 
 
 def get_forecaster(name: str) -> Forecaster:

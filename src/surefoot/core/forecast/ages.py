@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from surefoot.core.forecast.port import Floats, Hazard
+from surefoot.core.forecast.port import Hazard
 
 EDGES_H: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 48.0)
 """Ages (hours) at which the curve steps: those of the public hazard tables."""
@@ -31,6 +31,11 @@ class AgeCurve:
 
     edges_h: tuple[float, ...] = EDGES_H
     factors: tuple[float, ...] = FALLING
+    _passed: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        spans = [(b - a) * f for (a, b), f in zip(pairwise(self.edges_h), self.factors)]
+        object.__setattr__(self, "_passed", (0.0, *accumulate(spans)))
 
     def at(self, age_h: float) -> float:
         """Return the factor at an age in hours."""
@@ -42,25 +47,24 @@ class AgeCurve:
 
     def scaled(self, rate_per_h: float) -> Hazard:
         """Return the hazard whose rate at factor 1 is `rate_per_h`."""
-        return Hazard(self.edges, self.values * rate_per_h)
-
-    @property
-    def edges(self) -> Floats:
-        """The edges as an array of shape (n,)."""
-        return np.array(self.edges_h, dtype=np.float64)
-
-    @property
-    def values(self) -> Floats:
-        """The factors as an array of shape (n,)."""
-        return np.array(self.factors, dtype=np.float64)
+        return Hazard(np.array(self.edges_h), np.array(self.factors) * rate_per_h)
 
     def _upto(self, age_h: float) -> float:
-        total = 0.0
-        for index, (begin, end) in enumerate(pairwise((*self.edges_h, float("inf")))):
-            if age_h <= begin:
-                break
-            total += (min(age_h, end) - begin) * self.factors[index]
-        return total
+        if age_h <= 0.0:
+            return 0.0
+        index = bisect.bisect_right(self.edges_h, age_h) - 1
+        return self._passed[index] + (age_h - self.edges_h[index]) * self.factors[index]
+
+
+def weibull(shape: float, edges_h: Sequence[float] = EDGES_H) -> AgeCurve:
+    """Return the Weibull hazard k a^(k-1) as a step curve with the exact integral of each bin.
+
+    The rate at 1-2 h is 1; the last bin is taken to reach a week.
+    """
+    ends = [*edges_h[1:], 168.0]
+    means = [(b**shape - a**shape) / (b - a) for a, b in zip(edges_h, ends, strict=True)]
+    unit = 2.0**shape - 1.0
+    return AgeCurve(tuple(edges_h), tuple(m / unit for m in means))
 
 
 def mean_factor(curve: AgeCurve, ages_h: Sequence[float], horizon_h: float) -> float:

@@ -53,24 +53,27 @@ class PoolBeliefs:
         evidence = self.pools.get(pool, Evidence()).copied()
         if evidence.at_ms >= 0:
             evidence.advance(now_ms, model.rules)
-        rate = posterior(model.prior, evidence.losses, evidence.exposure_h)
-        events = posterior(model.event_prior, evidence.events, evidence.held_h)
+        mean, low, high = posterior(model.prior, evidence.losses, evidence.exposure_h)
+        events, _, _ = posterior(model.event_prior, evidence.events, evidence.held_h)
         typical = mean_factor(model.rules.curve, evidence.ages_h(now_ms), 1.0)
-        supply = expect_supply(evidence, model.supply, now_ms=now_ms)
+        supply = expect_supply(evidence, model.supply, model.rules.curve, now_ms=now_ms)
         return Forecast(
             pool=pool,
             at_ms=now_ms,
-            hazard=model.rules.curve.scaled(rate.mean),
-            hazard_low=rate.low * typical,
-            hazard_high=rate.high * typical,
+            hazard=model.rules.curve.scaled(mean),
+            hazard_low=low * typical,
+            hazard_high=high * typical,
             launch_odds=supply.launch_odds,
             window_h=supply.window_h,
             in_drought=supply.in_drought,
             holdable=supply.holdable,
-            events_per_h=events.mean,
+            events_per_h=events,
             event_share=_share(evidence),
             observed_losses=evidence.observed_losses,
             notes=_notes(evidence),
+            window=supply.window,
+            drought=supply.drought,
+            spell_age_h=supply.spell_age_h,
         )
 
     def to_dict(self) -> Mapping[str, object]:

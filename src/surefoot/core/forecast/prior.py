@@ -44,35 +44,39 @@ class RatePrior:
 
 @dataclass(frozen=True, slots=True)
 class RateBelief:
-    """A believed rate per hour: mean and an 80 % interval."""
+    """Believed rates per hour of n pools: means and an 80 % interval, each of shape (n,)."""
 
-    mean: float
-    low: float
-    high: float
+    mean: Floats
+    low: Floats
+    high: Floats
 
 
-def posterior(prior: RatePrior, events: float, exposure_h: float) -> RateBelief:
-    """Return the belief after `events` in `exposure_h`; finite and above 0 for any counts.
+def posteriors(prior: RatePrior, events: Floats, exposure_h: Floats) -> RateBelief:
+    """Return the beliefs after `events` in `exposure_h`; finite and above 0 for any counts.
 
     Conjugate: component j becomes Gamma(shape + events, shape / centre_j + exposure), and its
     weight is multiplied by its evidence (Gelman et al., Bayesian Data Analysis, 2.6).
     """
-    events, exposure_h = max(events, 0.0), max(exposure_h, 0.0)
+    shape = prior.shape + np.maximum(events, 0.0)[:, None]
     inverse = prior.shape / prior.centres()
-    log_weight = prior.log_weights() + prior.shape * np.log(inverse)
-    log_weight -= (prior.shape + events) * np.log(inverse + exposure_h)
-    weight = np.exp(log_weight - np.max(log_weight))
-    weight /= np.sum(weight)
-    shape = prior.shape + events
-    means = shape / (inverse + exposure_h)
-    mean = float(weight @ means)
-    second = float(weight @ (means * means * (1.0 + 1.0 / shape)))
-    low, high = _interval(mean, max(second - mean * mean, 1e-300))
-    return RateBelief(mean, low, high)
+    total = inverse + np.maximum(exposure_h, 0.0)[:, None]
+    log_weight = prior.log_weights() + prior.shape * np.log(inverse) - shape * np.log(total)
+    weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
+    weight /= weight.sum(axis=1, keepdims=True)
+    means = shape / total
+    mean = (weight * means).sum(axis=1)
+    second = (weight * means * means * (1.0 + 1.0 / shape)).sum(axis=1)
+    return RateBelief(mean, *_interval(mean, np.maximum(second - mean * mean, 1e-300)))
 
 
-def _interval(mean: float, variance: float) -> tuple[float, float]:
-    """Return the 10 % and 90 % points of a log-normal with this mean and variance."""
-    sigma = math.sqrt(math.log1p(variance / (mean * mean)))
-    middle = math.log(mean) - sigma * sigma / 2.0
-    return math.exp(middle + LOW_Z * sigma), math.exp(middle + HIGH_Z * sigma)
+def posterior(prior: RatePrior, events: float, exposure_h: float) -> tuple[float, float, float]:
+    """Return (mean, low, high) for one pool, as `posteriors` does."""
+    one = posteriors(prior, np.array([events]), np.array([exposure_h]))
+    return float(one.mean[0]), float(one.low[0]), float(one.high[0])
+
+
+def _interval(mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+    """Return the 10 % and 90 % points of log-normals with these means and variances."""
+    sigma = np.sqrt(np.log1p(variance / (mean * mean)))
+    middle = np.log(mean) - sigma * sigma / 2.0
+    return np.exp(middle + LOW_Z * sigma), np.exp(middle + HIGH_Z * sigma)

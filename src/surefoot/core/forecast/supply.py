@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from surefoot.core.forecast.ages import AgeCurve, mean_factor
 from surefoot.core.forecast.evidence import LN2, Evidence
+from surefoot.core.forecast.port import Hazard
 from surefoot.core.units import MS_PER_HOUR
 
 
@@ -33,41 +35,73 @@ class Supply:
     launch_odds: float
     in_drought: bool
     window_h: float
+    """Expected rest of the present spell, hours."""
     holdable: float
+    window: Hazard
+    drought: Hazard
+    spell_age_h: float
 
 
-def expect_supply(evidence: Evidence, prior: SupplyPrior, *, now_ms: int) -> Supply:
+def expect_supply(
+    evidence: Evidence, prior: SupplyPrior, curve: AgeCurve, *, now_ms: int
+) -> Supply:
     """Return the belief about launches now.
 
     The newest try rules; it fades towards the pool's long-run odds as the present spell would:
     with the pool's own mean spell length, so that the same rule serves seconds and days.
     """
-    long_run = (evidence.all_grants + prior.long_weight * prior.launch_odds) / (
+    first = _placement_odds(evidence, prior)
+    long_run = (evidence.all_grants + prior.long_weight * first) / (
         evidence.all_tries + prior.long_weight
     )
     odds = long_run
-    if evidence.last_try_ms is not None:
+    last_ms = evidence.last_try_ms
+    if last_ms is not None:
         length_h = _spell_length_h(evidence, prior, is_open=evidence.last_granted > 0)
-        stale_h = max(0, now_ms - evidence.last_try_ms) / MS_PER_HOUR
+        stale_h = max(0, now_ms - last_ms) / MS_PER_HOUR
         fade = math.exp(-LN2 * stale_h / max(length_h, 1e-4))
         weight = prior.weight / max(fade, 1e-9)
         odds = (evidence.grants + weight * long_run) / (evidence.tries + weight)
     odds = min(max(odds, 1e-4), 1.0 - 1e-4)
-    in_drought = evidence.last_try_ms is not None and odds < 0.5
-    window_h = _spell_length_h(evidence, prior, is_open=not in_drought)
-    return Supply(odds, in_drought, window_h, _holdable(evidence, prior, odds))
+    in_drought = last_ms is not None and odds < 0.5
+    same = last_ms is not None and in_drought == (evidence.last_granted == 0)
+    age_h = max(0, now_ms - evidence.spell_ms) / MS_PER_HOUR if same and evidence.spell_ms else 0.0
+    window, drought = (_ending(evidence, prior, curve, is_open=o) for o in (True, False))
+    rest_h = _spell_length_h(evidence, prior, is_open=not in_drought)
+    fresh, now = (mean_factor(curve, (age,), 1.0) for age in (0.0, age_h))
+    return Supply(
+        odds,
+        in_drought,
+        rest_h * fresh / now,
+        _holdable(evidence, prior, odds),
+        window,
+        drought,
+        age_h,
+    )
+
+
+def _placement_odds(evidence: Evidence, prior: SupplyPrior) -> float:
+    """Return the prior odds, from the provider's placement score (1..10) where it is told."""
+    scores = [s.value for s in evidence.signals if s.kind == "placement_score"]
+    return min(max(scores[-1] / 10.0, 0.02), 0.98) if scores else prior.launch_odds
 
 
 def _spell_length_h(evidence: Evidence, prior: SupplyPrior, *, is_open: bool) -> float:
     """Return the mean length of the pool's windows (or droughts), the present one included."""
-    index = int(is_open)
+    spells = evidence.windows if is_open else evidence.droughts
     guess = prior.window_h if is_open else prior.drought_h
-    ended = evidence.ended_spells[index] + prior.spells
-    total = evidence.spell_h[index] + prior.spells * guess
+    total = spells.hours + prior.spells * guess
     if evidence.spell_ms is not None and is_open == (evidence.last_granted > 0):
-        present = max(0, (evidence.last_try_ms or 0) - evidence.spell_ms)
-        total += present / MS_PER_HOUR
-    return total / ended
+        total += max(0, (evidence.last_try_ms or 0) - evidence.spell_ms) / MS_PER_HOUR
+    return total / (spells.ended + prior.spells)
+
+
+def _ending(evidence: Evidence, prior: SupplyPrior, curve: AgeCurve, *, is_open: bool) -> Hazard:
+    """Return the rate at which windows (or droughts) end, falling with their age."""
+    spells = evidence.windows if is_open else evidence.droughts
+    guess = prior.window_h if is_open else prior.drought_h
+    hours = spells.weighted_h + prior.spells * curve.integral(0.0, guess)
+    return curve.scaled((spells.ended + prior.spells) / max(hours, 1e-6))
 
 
 def _holdable(evidence: Evidence, prior: SupplyPrior, odds: float) -> float:
