@@ -11,11 +11,19 @@ from surefoot.core.policy.greedy import Greedy
 from surefoot.core.policy.hybrid import Hybrid
 from surefoot.core.policy.on_demand import OnDemand
 from surefoot.core.policy.spot_only import SpotOnly
+from surefoot.core.policy.uniform_progress import UniformProgress
 from surefoot.errors import ConfigError
 
-POLICIES: Mapping[str, Policy] = {
-    policy.name: policy for policy in (Hybrid(), OnDemand(), SpotOnly(), Greedy(), FixedMix())
-}
+_ALL: tuple[Policy, ...] = (
+    Hybrid(),
+    OnDemand(),
+    SpotOnly(),
+    Greedy(),
+    FixedMix(),
+    UniformProgress(),
+)
+
+POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in _ALL}
 
 
 def get_policy(name: str) -> Policy:

@@ -14,6 +14,7 @@ from surefoot.core.market import Capacity, Offering, Pool
 from surefoot.core.plan import Launch, Memory, Plan
 from surefoot.core.policy.economics import Economics, economics
 from surefoot.core.policy.fill import at_home, fill, obtainable, settle, worth_of
+from surefoot.core.policy.finish import finish, is_gang_with_deadline
 from surefoot.core.policy.greedy import surplus
 from surefoot.core.policy.guard import leave, overruled
 from surefoot.core.policy.terms import (
@@ -39,18 +40,22 @@ class Hybrid:
 
     `max_share`: share of the spot fleet that one pool may hold while another pool can be had
     for at most `spread_premium` more. `losses_to_cool`: that many loss events within ten boots
-    make the next launches on-demand for five boots.
+    make the next launches on-demand for five boots. `grid`: ticks into which the time to a
+    deadline is cut.
     """
 
     max_share: float = 0.5
     spread_premium: float = 0.25
     losses_to_cool: int = 3
+    grid: int = 432
     name: str = "hybrid"
 
     def decide(self, job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Plan:
         """Return the plan for now."""
         if (end := overruled(job, seen)) is not None:
             return end
+        if is_gang_with_deadline(job) and job.throughput.ceiling <= job.num_nodes:
+            return finish(job, seen, forecast, grid=self.grid)
         memory = self._remember(seen)
         scene = _scene(job, seen, forecast, cooling=memory["cool_until"] > seen.now_ms)
         spot = self._spot_launches(scene)

@@ -1,0 +1,58 @@
+"""Uniform Progress (Can't Be Late, NSDI'24): on-demand only when behind a straight line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from surefoot.core.decide import Observation
+from surefoot.core.forecast.port import Forecast
+from surefoot.core.job import Job
+from surefoot.core.market import Capacity, Pool
+from surefoot.core.plan import Plan
+from surefoot.core.policy.finish import is_gang_with_deadline, left_ms_and_work_ms, market, run_on
+from surefoot.core.policy.gang import Mode
+from surefoot.core.policy.greedy import Greedy
+from surefoot.core.policy.guard import overruled
+from surefoot.core.policy.terms import soon, switch_ms
+
+
+@dataclass(frozen=True, slots=True)
+class UniformProgress:
+    """The published rules: spot whenever there is time for the switch, and stay on it; without
+    spot, on-demand while behind uniform progress, left only when ahead by two switches; and
+    on-demand to the end once the slack is gone. Jobs without a deadline follow `greedy`.
+    """
+
+    name: str = "uniform-progress"
+
+    def decide(self, job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Plan:
+        """Return the plan for now; forecasts only rank the pools."""
+        if (end := overruled(job, seen)) is not None:
+            return end
+        if not is_gang_with_deadline(job):
+            return Greedy().decide(job, seen, forecast)
+        around = market(job, seen, forecast)
+        left, work = left_ms_and_work_ms(job, seen)
+        memory = dict(seen.state.memory)
+        memory.setdefault("up.begun", float(seen.now_ms))
+        memory.setdefault("up.work", work)
+        begun, total = memory["up.begun"], memory["up.work"]
+        span = max(1.0, left + seen.now_ms - begun)
+        switch = switch_ms(seen)
+
+        def behind(by_ms: float) -> bool:
+            return total - work < (seen.now_ms - begun + by_ms) * total / span
+
+        if soon(seen, Capacity.SPOT):
+            mode, why = Mode.SPOT, "stay on spot"
+        elif around.open and left - 1_000 >= work + 2 * switch:
+            mode, why = Mode.SPOT, "spot can be had"
+        elif left - 1_000 < work + 2 * switch:
+            mode, why = Mode.SAFE, "the slack is gone"
+        elif behind(2 * switch if soon(seen, Capacity.ON_DEMAND) else 0.0):
+            mode, why = Mode.SAFE, "behind uniform progress"
+        else:
+            mode, why = Mode.IDLE, "ahead of uniform progress"
+        reason = f"uniform progress: {why}; {work / 3.6e6:.2f} h of work in {left / 3.6e6:.2f} h"
+        return run_on(job, seen, mode, around, reason=reason, memory=memory)
