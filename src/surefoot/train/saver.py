@@ -44,8 +44,8 @@ class Saver:
         self._path = path or ""
         self._report = report
         self._work_s = 0.0
-        self._handled: SaveWish | None = None
-        self._handled_s = -math.inf
+        self._begun_s = -math.inf
+        self._deadlines: list[float] = []
         self._generation = -1
         self._reports: list[threading.Thread] = []
         self._checkpointer: Checkpointer | None = None
@@ -99,19 +99,24 @@ class Saver:
         return self._work_s >= self.interval_s and not busy
 
     def is_new(self, wish: SaveWish) -> bool:
-        """Return whether a wish asks for more than the one acted on last."""
-        done = self._handled
-        if done is None:
-            return True
-        if wish.deadline_s is None or done.deadline_s is None:
-            return wish.asked_s - self._handled_s > _SAME_DEADLINE_S
-        return abs(wish.deadline_s - done.deadline_s) > _SAME_DEADLINE_S
+        """Return whether a wish asks for more than the saves begun so far.
 
-    def note_begun(self, wish: SaveWish | None) -> None:
-        """Count from here again: all ranks saw that this step is saved."""
-        self._work_s = 0.0
-        if wish is not None:
-            self._handled, self._handled_s = wish, time.monotonic()
+        A save that begins after a wish was uttered fulfils it, whatever its deadline and whoever
+        else asked; a later wish with a deadline known by then is the same notice heard again.
+        """
+        if wish.asked_s <= self._begun_s:
+            return False
+        if wish.deadline_s is None:
+            return wish.asked_s - self._begun_s > _SAME_DEADLINE_S
+        deadline_s = wish.deadline_s
+        return all(abs(deadline_s - known) > _SAME_DEADLINE_S for known in self._deadlines)
+
+    def note_begun(self, *wishes: SaveWish | None) -> None:
+        """Count from here again: all ranks saw that this step is saved, for these wishes."""
+        self._work_s, self._begun_s = 0.0, time.monotonic()
+        limit_s = self._begun_s - _SAME_DEADLINE_S
+        new = [w.deadline_s for w in wishes if w is not None and w.deadline_s is not None]
+        self._deadlines = [d for d in self._deadlines if d > limit_s] + new
 
     # -- saving --------------------------------------------------------------------------------
 

@@ -234,11 +234,9 @@ class Session:
             self._stop(group, save=not heard.drop)
         wish = _agreed(heard)
         if wish is not None:
-            self._begin_save("emergency", wish)
-            if orders.save is not None and not self._saver.is_new(orders.save):
-                orders.save = None
+            self._begin_save("emergency", wish, orders.save)
         elif heard.save:
-            self._begin_save("periodic", None)
+            self._begin_save("periodic")
         if self._saver.fenced is not None:
             raise self._saver.fenced
         if heard.leave == group.world:
@@ -246,10 +244,11 @@ class Session:
         elif orders.leave:
             self._leave_soon(group)
 
-    def _begin_save(self, kind: str, wish: SaveWish | None) -> None:
-        deadline_s = wish.deadline_s if wish is not None else None
-        self._saver.save(self._state.step, self._state.take(), kind=kind, deadline_s=deadline_s)
-        self._saver.note_begun(wish)
+    def _begin_save(self, kind: str, *wishes: SaveWish | None) -> None:
+        deadlines = [w.deadline_s for w in wishes if w is not None and w.deadline_s is not None]
+        first_s = min(deadlines, default=None)
+        self._saver.save(self._state.step, self._state.take(), kind=kind, deadline_s=first_s)
+        self._saver.note_begun(*wishes)
 
     def _report(self, group: Group, heard: Control) -> None:
         if group.rank != 0:
