@@ -63,6 +63,14 @@ class Catalog:
             reading.check_sizes(self.storage, folder, manifest)
             return manifest
 
+    def is_whole(self, live: Live) -> bool:
+        """Whether a checkpoint's manifest and file sizes are right."""
+        try:
+            self.manifest(live.folder)
+        except CorruptError:
+            return False
+        return True
+
     def of_step(self, step: int) -> Live:
         """Return the committed checkpoint of a step; raises CheckpointError."""
         for live in self.candidates():

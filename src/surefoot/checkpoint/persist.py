@@ -8,14 +8,28 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from surefoot.checkpoint import manifest as fmt
-from surefoot.checkpoint.commit import Commits, Live, folder_name, parse_folder
+from surefoot.checkpoint.commit import Commits, Live, folder_name, parse_folder, read_log
 from surefoot.checkpoint.retention import to_drop
 from surefoot.checkpoint.storage import LocalStorage, Storage, open_storage, typed
 from surefoot.checkpoint.writer import write_file
 from surefoot.errors import CheckpointError, FencedError, NotBuiltError
+
+
+class Reader(Protocol):
+    """The part of a catalog that pruning needs."""
+
+    storage: Storage
+
+    def candidates(self) -> list[Live]:
+        """Return the checkpoints, newest first."""
+        ...
+
+    def is_whole(self, live: Live) -> bool:
+        """Whether manifest and file sizes are right."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +155,25 @@ class Persister:
             whole = fmt.NAME in self.storage.names(folder)
             if not whole or parsed[0] <= newest:
                 self.storage.delete_folder(folder)
+
+
+def prune(catalog: Reader, keep: int, *, act: bool) -> list[str]:
+    """Return the folders beyond the newest `keep` whole ones, deleting them if `act`.
+
+    Copied checkpoints that no log names count and go too: whoever calls this means it. Takes
+    charge of the path, so a job that still saves there is fenced.
+    """
+    found = catalog.candidates()
+    bad = {live.folder for live in found if not catalog.is_whole(live)}
+    gone = to_drop(found, keep, corrupt=bad)
+    if act and gone:
+        with typed_errors(catalog.storage.url):
+            commits = Commits(catalog.storage)
+            commits.claim(max(0, read_log(catalog.storage).generation))
+            commits.drop([folder for folder in gone if folder in commits.state.live])
+            for folder in gone:
+                catalog.storage.delete_folder(folder)
+    return gone
 
 
 class typed_errors:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from surefoot.cli import frame
-from surefoot.errors import AskUserError, CheckpointError, ConfigError, CorruptError
+from surefoot.errors import CheckpointError, ConfigError, CorruptError
 
 app = typer.Typer(help="Look at checkpoints, check them, compare, export and prune them.")
 Where = Annotated[str, typer.Argument(metavar="PATH", help="a folder or URL of checkpoints")]
@@ -200,4 +200,4 @@ def prune(
     for folder in gone:
         frame.out().print(f"{verb} {folder}", markup=False)
     if gone and not yes:
-        raise AskUserError("nothing was deleted", hint="type the same with --yes to do it")
+        frame.out().print("nothing was deleted: type the same with --yes to do it")
