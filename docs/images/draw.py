@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -25,7 +26,9 @@ def main(folder: str, at_s: str) -> None:
     story = Story(found.card.job()).add_all(before)
     console = Console(width=112, record=True, file=io.StringIO(), force_terminal=True)
     console.print(screen(story, now_ms))
-    console.save_svg(str(HERE / "live.svg"), title="surefoot run examples/gpt/job.yaml")
+    svg = console.export_svg(title="surefoot run examples/gpt/job.yaml")
+    svg = re.sub(r"@font-face \{.*?\}\n?", "", svg, flags=re.DOTALL)  # nothing from elsewhere
+    (HERE / "live.svg").write_text(svg, encoding="utf-8")
     whole = Story(found.card.job()).add_all(found.events)
     (HERE / "timeline.svg").write_text(timeline_svg(whole), encoding="utf-8")
 
