@@ -57,6 +57,11 @@ def test_names_what_is_wrong_in_its_environment(change: dict[str, str], named: s
         AgentSettings.read({**ENV, **change})
 
 
+@pytest.mark.parametrize("name", ["aws", "gcp", "azure", "kubernetes", "none", ""])
+def test_every_notice_watcher_can_be_named(name: str) -> None:
+    assert AgentSettings.read({**ENV, "SUREFOOT_NOTICE": name}).notice == (name or "none")
+
+
 def test_wrong_environment_ends_with_code_2_and_a_message() -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("SUREFOOT_")}
     done = subprocess.run(

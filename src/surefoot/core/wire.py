@@ -79,6 +79,8 @@ class Ready(Message):
     boot_ms: int = 0
     newest_step: int = 0
     """Newest durable step that it can load."""
+    path_generation: int = 0
+    """Highest generation that has claimed its checkpoint path: only a higher one may write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ from surefoot.core.wire import (
     encode,
 )
 from surefoot.errors import ConfigError
+from surefoot.providers.notice import NoticeWatcher
+from surefoot.providers.watchers import make_watcher
 from surefoot.train.child import Child, worker_environment
 from surefoot.train.lines import HubLine, Lines
 
@@ -73,8 +75,10 @@ class AgentSettings:
         hub, notice = env["SUREFOOT_HUB"], env.get("SUREFOOT_NOTICE") or "none"
         if not hub.rpartition(":")[2].isdigit() or not hub.rpartition(":")[0]:
             raise ConfigError(f"SUREFOOT_HUB must be host:port, not {hub!r}")
-        if notice not in ("aws", "none"):
-            raise ConfigError(f"SUREFOOT_NOTICE must be aws or none, not {notice!r}")
+        try:
+            make_watcher(notice)
+        except ConfigError as error:
+            raise ConfigError(f"SUREFOOT_NOTICE: {error}", hint=error.hint) from error
         vm_dir = env.get("SUREFOOT_VM_DIR") or tempfile.mkdtemp(prefix="surefoot-vm-")
         try:
             lease_s = float(env.get("SUREFOOT_LEASE_S") or 600)
@@ -238,8 +242,9 @@ class Agent:
         self._selector.register(self._inside, selectors.EVENT_READ, self._woken)
         signal.signal(signal.SIGTERM, lambda *_: self._signal_wakeup(b"term\n"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to hear
-        if self._settings.notice == "aws":
-            threading.Thread(target=self._watch_aws, name="notice", daemon=True).start()
+        watcher = make_watcher(self._settings.notice)
+        if watcher is not None:
+            threading.Thread(target=self._watch, args=(watcher,), name="notice", daemon=True).start()
 
     def _signal_wakeup(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -252,12 +257,9 @@ class Agent:
             else:
                 self._noticed(int(word), self._settings.notice)
 
-    def _watch_aws(self) -> None:
-        from surefoot.providers.aws.notice import AwsNoticeWatcher
-
-        AwsNoticeWatcher().watch(
-            lambda notice: self._signal_wakeup(f"{notice.left_ms}\n".encode()), self._done
-        )
+    def _watch(self, watcher: NoticeWatcher) -> None:
+        """Watch for notices (own thread) until the agent ends."""
+        watcher.watch(lambda notice: self._signal_wakeup(f"{notice.left_ms}\n".encode()), self._done)
 
     def _start_child(self) -> None:
         s = self._settings

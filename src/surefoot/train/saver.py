@@ -70,6 +70,12 @@ class Saver:
         step = self._checkpointer.latest()
         return -1 if step is None else step
 
+    def path_generation(self) -> int:
+        """Return the highest generation that has claimed the path, 0 for none (or no path)."""
+        if not self._path:
+            return 0
+        return max(0, read_log(open_storage(self._path)).generation)
+
     def load(self) -> tuple[int, Any] | None:
         """Return (step, state) of the newest good checkpoint; None where none was ever saved.
 
@@ -129,7 +135,7 @@ class Saver:
     def take_charge_alone(self) -> None:
         """Be the one who writes, in a script without an agent: whoever comes last has the path."""
         if self._checkpointer is not None and self._generation < 0:
-            self.take_charge(max(0, read_log(open_storage(self._path)).generation))
+            self.take_charge(self.path_generation())
 
     @property
     def in_charge(self) -> bool:
