@@ -240,13 +240,44 @@ def test_asks_for_one_where_a_drought_is_believed_and_doubles_with_each_grant():
     assert asked(plan_of(job(A), seen(ONE, two), in_drought=True), SPOT) == 4
 
 
-def test_stays_in_its_region_unless_the_job_may_span():
+def test_lives_in_one_region_unless_the_job_may_span():
     far = pool("a", "us-east-1")
-    offers = (spot(A, 0.3, available=4), spot(far, 0.31), on_demand(A, 1.0), on_demand(far, 1.0))
-    at_home = plan_of(job(A, far), seen(offers))
-    assert {a.pool for a in at_home.actions} == {A}
+    offers = (
+        spot(A, 0.3, available=4),
+        spot(far, 0.31, available=4),
+        on_demand(A, 1.0),
+        on_demand(far, 1.0),
+    )
+    one = plan_of(job(A, far), seen(offers))
+    assert len({a.pool for a in one.actions}) == 1
+    assert (asked(one, SPOT), asked(one, SAFE)) == (4, 4)
     spanning = plan_of(job(A, far, one_region=False), seen(offers))
     assert asked(spanning, SPOT) == 8
+
+
+def test_moves_to_a_region_with_spot_and_lets_the_old_fleet_go_once_the_new_is_ready():
+    far = pool("a", "us-east-1")
+    offers = (
+        spot(A, 0.3, available=0),
+        spot(far, 0.31, available=8),
+        on_demand(A, 1.0),
+        on_demand(far, 1.0),
+    )
+    home = fleet(8, capacity=SAFE, prefix="d")
+    first = plan_of(job(A, far), seen(offers, home, fleet_cost=QUICK))
+    assert {a.pool for a in first.actions} == {far}
+    assert asked(first, SPOT) == 8 and not let_go(first)
+    assert "move us-west-2 -> us-east-1" in first.reason
+    arrived = (*home, *fleet(8, far, prefix="f"))
+    later = plan_of(job(A, far), seen(offers, arrived, fleet_cost=QUICK))
+    assert let_go(later) == {f"d{i}" for i in range(8)}
+
+
+def test_stays_where_it_is_when_the_move_would_not_repay():
+    far = pool("a", "us-east-1")
+    offers = (spot(A, 0.31), spot(far, 0.30), on_demand(A, 1.0), on_demand(far, 1.0))
+    plan = plan_of(job(A, far), seen(offers, fleet(8), fleet_cost=QUICK), rate=2.0)
+    assert not plan.actions
 
 
 def test_every_plan_has_a_reason_and_a_time_to_think_again():

@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.core.decide import Observation
-from surefoot.core.fleet import Instance, InstanceState
+from surefoot.core.fleet import STAYING, Instance, InstanceState
 from surefoot.core.forecast.port import Forecast
 from surefoot.core.job import Job
 from surefoot.core.market import Capacity, Offering, Pool
 from surefoot.core.plan import Launch, Memory, Plan
 from surefoot.core.policy.economics import Economics, economics
-from surefoot.core.policy.fill import at_home, fill, obtainable, settle, worth_of
+from surefoot.core.policy.fill import fill, obtainable, worth_of
 from surefoot.core.policy.finish import finish, is_gang_with_deadline
 from surefoot.core.policy.greedy import surplus
 from surefoot.core.policy.guard import leave, overruled
+from surefoot.core.policy.regions import Place, choose_place
 from surefoot.core.policy.terms import (
     allowed,
     dollars,
@@ -41,13 +42,14 @@ class Hybrid:
     `max_share`: share of the spot fleet that one pool may hold while another pool can be had
     for at most `spread_premium` more. `losses_to_cool`: that many loss events within ten boots
     make the next launches on-demand for five boots. `grid`: ticks into which the time to a
-    deadline is cut.
+    deadline is cut. `move_micro_usd`: what the transfer of a checkpoint to another region costs.
     """
 
     max_share: float = 0.5
     spread_premium: float = 0.25
     losses_to_cool: int = 3
     grid: int = 432
+    move_micro_usd: int = 0
     name: str = "hybrid"
 
     def decide(self, job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Plan:
@@ -57,7 +59,13 @@ class Hybrid:
         if is_gang_with_deadline(job) and job.throughput.ceiling <= job.num_nodes:
             return finish(job, seen, forecast, grid=self.grid)
         memory = self._remember(seen)
-        scene = _scene(job, seen, forecast, cooling=memory["cool_until"] > seen.now_ms)
+        scene = _scene(
+            job,
+            seen,
+            forecast,
+            cooling=memory["cool_until"] > seen.now_ms,
+            move_micro_usd=self.move_micro_usd,
+        )
         spot = self._spot_launches(scene)
         safe = _stand_ins(scene, spot)
         leaving, notes = _leavers(scene)
@@ -69,7 +77,7 @@ class Hybrid:
         return Plan(
             actions=(*launches, *(leave(seen, token) for token in sorted(leaving))),
             reason=reason,
-            revisit_at_ms=revisit_ms(job, seen, cool or None),
+            revisit_at_ms=revisit_ms(job, seen, cool or None, _after_probe(scene, spot)),
             memory=memory,
             target=target(seen, launches, frozenset(leaving)),
         )
@@ -119,6 +127,7 @@ class _Scene:
     job: Job
     seen: Observation
     sums: Economics
+    place: Place
     floor: float
     offers: tuple[Offering, ...]
     """Spot that may be launched now, cheapest first."""
@@ -130,6 +139,8 @@ class _Scene:
     """Spot VMs that on-demand would replace at a gain, or that are over the price cap."""
     reserve: tuple[Instance, ...]
     """On-demand VMs that are or soon will be ready."""
+    strays: tuple[Instance, ...]
+    """VMs outside of the place: the fleet of the old home, or what a try elsewhere left."""
     blocked: str
     """Why no spot may be launched though some is sold; empty if it may."""
 
@@ -152,14 +163,30 @@ def _probing(scene: _Scene, offer: Offering) -> Offering:
     return replace(offer, available=max(1, 2 * len(starting)))
 
 
+def _after_probe(scene: _Scene, spot: Sequence[Launch]) -> int | None:
+    """Return when to look at the answer to a single try in a believed drought, else None."""
+    tried = any(
+        (belief := scene.sums.forecast.get(launch.pool)) is not None and belief.in_drought
+        for launch in spot
+    )
+    return scene.seen.now_ms + 1_000 if tried else None
+
+
 def _scene(
-    job: Job, seen: Observation, forecast: Mapping[Pool, Forecast], *, cooling: bool
+    job: Job,
+    seen: Observation,
+    forecast: Mapping[Pool, Forecast],
+    *,
+    cooling: bool,
+    move_micro_usd: int,
 ) -> _Scene:
     cheap, dear = (allowed(job, seen, c) for c in (Capacity.SPOT, Capacity.ON_DEMAND))
-    place = settle(seen, cheap, dear)
-    safe = at_home(job, seen, dear, settled=place)
-    here = at_home(job, seen, cheap, settled=place)
-    sums = economics(job, seen, forecast, safe)
+    sums, floor = economics(job, seen, forecast, dear), floor_worth(job, seen)
+    place = choose_place(
+        job, seen, sums, cheap, dear, floor=floor, move_micro_usd=float(move_micro_usd)
+    )
+    safe = tuple(o for o in dear if place.holds(o.pool))
+    here = tuple(o for o in cheap if place.holds(o.pool))
     offers = tuple(o for o in here if obtainable(seen, o) >= 1)
     cheaper = tuple(o for o in offers if _pays(sums, o))
     blocked = ""
@@ -171,18 +198,20 @@ def _scene(
         cheaper, blocked = (), "the slack is gone: on-demand until the deadline is safe"
     elif cooling and safe:
         cheaper, blocked = (), "cooling off after repeated preemptions"
-    spot = soon(seen, Capacity.SPOT)
+    spot = tuple(vm for vm in soon(seen, Capacity.SPOT) if place.holds(vm.pool))
     bad = tuple(vm for vm in spot if _too_dear(job, seen, sums, vm))
     return _Scene(
         job=job,
         seen=seen,
         sums=sums,
-        floor=floor_worth(job, seen),
+        place=place,
+        floor=floor,
         offers=cheaper,
         safe=safe,
         good=tuple(vm for vm in spot if vm not in bad),
         dear=bad,
-        reserve=soon(seen, Capacity.ON_DEMAND),
+        reserve=tuple(vm for vm in soon(seen, Capacity.ON_DEMAND) if place.holds(vm.pool)),
+        strays=tuple(vm for vm in seen.state.fleet.select(*STAYING) if not place.holds(vm.pool)),
         blocked=blocked,
     )
 
@@ -268,27 +297,37 @@ def _leavers(scene: _Scene) -> tuple[list[str], list[str]]:
     good = worth(vm for vm in scene.good if vm.state is InstanceState.READY)
     base = float(job.on_demand_base)
     spare = surplus(scene.reserve, max(scene.floor - good, base))
-    safe = worth(ready(seen, Capacity.ON_DEMAND))
+    safe = worth(vm for vm in scene.reserve if vm.state is InstanceState.READY)
+    strays = _strays(scene, good + safe)
     cap = job.limits.max_price_micro_usd_h
     forced = [v.token for v in scene.dear if cap is not None and price_of(seen, v) > cap]
     loose = [v for v in scene.dear if v.token not in forced]
     replaced = surplus(loose, scene.floor - safe - good)
-    excess = _excess(scene, good + safe)
+    excess = _excess(scene)
     notes = []
     for tokens, text in (
         (spare, "on-demand let go, their work is covered"),
         (replaced, "spot let go for cheaper VMs"),
         (forced, "over the price cap let go"),
         (excess, "beyond the ceiling let go"),
+        (strays, "outside of the gang's region let go"),
     ):
         if tokens:
             notes.append(f"{len(tokens)} {text}")
-    return [*spare, *replaced, *forced, *excess], notes
+    return [*spare, *replaced, *forced, *excess, *strays], notes
 
 
-def _excess(scene: _Scene, ready_worth: float) -> list[str]:
+def _strays(scene: _Scene, ready_worth: float) -> list[str]:
+    """Return the VMs outside of the place that can go: all, once the place keeps the floor."""
+    ours = worth(vm for vm in scene.strays if vm.state is InstanceState.READY)
+    enough = min(scene.floor, ours) if scene.floor > 0 else ours / 2
+    if scene.place.moving and ready_worth < max(enough, 1e-6) - 1e-6:
+        return []
+    return [vm.token for vm in scene.strays]
+
+
+def _excess(scene: _Scene) -> list[str]:
     """Return the youngest spot VMs beyond the ceiling."""
-    del ready_worth
     ceiling = max(scene.job.throughput.ceiling, scene.floor, float(scene.job.num_nodes))
     return surplus(scene.good, ceiling) if worth(scene.good) > ceiling + 1e-6 else []
 
@@ -312,6 +351,8 @@ def _reason(
         )
     if safe:
         text.append(f"{worth_of(seen, safe):g} on-demand stand in")
+    if scene.place.note:
+        text.append(scene.place.note)
     if scene.blocked:
         text.append(scene.blocked)
     aside = sum(set_aside(seen, pool) for pool in scene.job.pools)
