@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot.controller import Controller, Settings, Store
 from surefoot.core.decide import Observation
-from surefoot.core.event import Event
+from surefoot.core.event import Event, StepsDone
 from surefoot.core.fleet import STAYING, InstanceState
 from surefoot.core.forecast import get_forecaster
 from surefoot.core.forecast.port import Forecast
@@ -157,4 +157,8 @@ class World:
 
     def show(self) -> str:
         """Return the story so far, for messages of failed tests."""
-        return "\n".join(f"{(e.at_ms - START) / 1000:9.1f} {e}" for e in self.seen)
+        return "\n".join(
+            f"{(e.at_ms - START) / 1000:9.1f} {e}"
+            for e in self.seen
+            if not isinstance(e, StepsDone)
+        )

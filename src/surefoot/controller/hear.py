@@ -122,7 +122,8 @@ class Ears:
     def _ready(self, vm: Instance, ready: Ready, now_ms: int) -> list[Event]:
         self.ready[vm.token] = now_ms
         self.exited.discard(vm.token)
-        if vm.state is not InstanceState.STARTING:
+        booting = vm.state in (InstanceState.STARTING, InstanceState.NOTICED)
+        if not booting or vm.ready_ms is not None:
             return []
         facts: list[Event] = [InstanceReady(now_ms, vm.token)]
         if vm.launched_ms is not None:

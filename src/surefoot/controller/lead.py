@@ -21,6 +21,9 @@ from surefoot.core.event import GroupBroken
 from surefoot.core.fleet import Instance, InstanceState
 from surefoot.core.wire import Generation, Leave, Message, SaveNow, SetInterval
 
+FIRST_STEPS = 5
+"""How many usual steps the first step of a group, perhaps a much smaller one, may take."""
+
 JOINABLE = (InstanceState.READY, InstanceState.NOTICED, InstanceState.DRAINING)
 
 
@@ -103,7 +106,8 @@ class Lead:
         if change.urgent and self.record.formed is not None:
             self.record.add(*self.ears.flush())
             self.record.add(GroupBroken(now_ms, self.record.formed.generation, change.reason))
-        self.group = Group(number, change.members, now_ms)
+        form_ms = self.settings.form_limit_ms + FIRST_STEPS * self.record.state.progress.step_ms
+        self.group = Group(number, change.members, now_ms, form_by_ms=now_ms + form_ms)
         self.ears.announced(number, change.members)
         for token in dict.fromkeys((*change.members, *change.left)):
             self.agents.send(token, message)
@@ -145,6 +149,7 @@ class Lead:
             if vm.token in self.group.members and vm.token not in seats.pressed:
                 due.append(self._leave_ms(vm))
         if self.ears.broken:
+            due.append(self.group.announced_ms + self.settings.again_ms)
             due.append(self.group.announced_ms + self.settings.again_forming_ms)
         if self._last_save_ms:
             due.append(self._last_save_ms + self.settings.drain_limit_ms // 2)

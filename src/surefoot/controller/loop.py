@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from surefoot.controller.act import Actor
 from surefoot.controller.agents import Agents, Said, Silent
@@ -164,9 +164,9 @@ class Controller:
         The instant is epoch ms; None once the run is over and clean.
         """
         now_ms = self._now()
-        if not self._started:
-            self._start(now_ms)
         self._renew(now_ms)
+        if not self._started and not self._start(now_ms):
+            return now_ms + self.settings.slow_down_ms
         self._hear(now_ms)
         orphans = self._look(now_ms)
         self._check_limits(now_ms)
@@ -182,18 +182,26 @@ class Controller:
     def _now(self) -> int:
         return max(self.clock.now_ms(), self.state.now_ms)
 
-    def _start(self, now_ms: int) -> None:
-        self._started = True
+    def _start(self, now_ms: int) -> bool:
+        """Take the run over as the journal leaves it; False while the provider cannot be seen."""
         resumed = self.record.journal.seq > 0
+        vms: Sequence[Vm] = ()
+        if resumed:
+            try:
+                vms = self.provider.list(self.run_id)
+            except SurefootError as error:
+                self._trouble = f"{error} {error.hint}".strip()
+                return False
+        self._started = True
         left = trains_on(self.record) if resumed else None
         self.record.add(RunStarted(now_ms, self.run_id, resumed=resumed, step=self._step))
         if resumed:
-            vms = self.provider.list(self.run_id)
             self.record.add(*reconcile(self.state, vms, now_ms))
             self._rejoin_until_ms = now_ms + self.settings.rejoin_ms
         if left is not None and any(self.state.fleet.get(t) for t in left[1]):
             self._lead.group = Group(left[0], left[1], now_ms, formed=True)
             self._ears.announced(*left)
+        return True
 
     def _renew(self, now_ms: int) -> None:
         if now_ms - self._renewed_ms >= self.settings.renew_ms:

@@ -16,6 +16,8 @@ class Group:
     members: tuple[str, ...] = ()
     announced_ms: int = 0
     formed: bool = False
+    form_by_ms: int = 0
+    """Until then it may take to train its first step; later it is announced anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def regroup(
     going = tuple(m for m in group.members if m in seats.ready and m in seats.leaving)
     stay = tuple(m for m in group.members if m in seats.ready and m not in seats.leaving)
     join = _joiners(group, seats)
-    settled = group.formed or now_ms - group.announced_ms >= settings.form_limit_ms
+    settled = group.formed or now_ms >= group.form_by_ms
     pressed = bool(seats.pressed & set(going))
     if lost:
         members = (stay or going) + join
@@ -93,7 +95,7 @@ def joinable_ms(group: Group, seats: Seats, now_ms: int, settings: Settings) -> 
         return None
     batch = min(seats.ready[t] for t in join) + settings.batch_ms
     if group.members and not group.formed:
-        return max(batch, group.announced_ms + settings.form_limit_ms)
+        return max(batch, group.form_by_ms)
     return batch
 
 

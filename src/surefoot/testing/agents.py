@@ -62,6 +62,10 @@ class _Group:
     formed: bool = False
     broken: bool = False
     step: int = 0
+    stepped_ms: int = -1
+    """When its last step was done, -1 before the first."""
+    next_ms: int = 0
+    """When its next step will be done."""
     epoch: int = 0
     """Raised whenever its schedule changes, so that events of before are void."""
 
@@ -147,6 +151,11 @@ class FakeAgents:
         """How far the group is."""
         return self._group.step if self._group else self.durable
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something was said that nobody has polled yet."""
+        return bool(self._inbox)
+
     def say(self, token: str, message: Message) -> None:
         """Let an agent say something now."""
         self._say(token, message, self.clock.now_ms())
@@ -172,19 +181,18 @@ class FakeAgents:
     # -- VMs -------------------------------------------------------------------------------------
 
     def _booting(self, vm: Vm, at_ms: int) -> None:
+        """The agent is there from the launch on; its worker is ready after the boot."""
         record = self.provider.replay.record(vm.pool)
         boot_ms, speed = (record.boot_ms, record.speed) if record else (0, 1.0)
-        self.workers[vm.token] = _Worker(vm.token, vm.address, speed)
+        worker = self.workers[vm.token] = _Worker(vm.token, vm.address, speed)
+        worker.connected = True
+        self._at(at_ms, lambda now: self._say(vm.token, Hello(vm.token, "", vm.address), now))
         if not {vm.token, vm.instance_id} & self.never_ready:
             self._at(at_ms + boot_ms, lambda now: self._up(vm.token, boot_ms, now))
 
     def _up(self, token: str, boot_ms: int, at_ms: int) -> None:
-        worker = self.workers.get(token)
-        if worker is None:
-            return
-        worker.connected = True
-        self._say(token, Hello(token, "", worker.address), at_ms)
-        self._say(token, Ready(boot_ms, self.durable), at_ms)
+        if token in self.workers:
+            self._say(token, Ready(boot_ms, self.durable), at_ms)
 
     def _noticed(self, vm: Vm, at_ms: int, deadline_ms: int) -> None:
         worker = self.workers.get(vm.token)
@@ -253,10 +261,11 @@ class FakeAgents:
         self._group = group = _Group(order, step=former.step if former else self.durable)
         if former is not None:
             former.epoch += 1
-        wait_ms = self._step_ms(former.order.tokens) if smooth and former else 0
+        wait_ms = 0
         group.epoch += 1
         epoch = group.epoch
-        if smooth and former is not None:
+        if smooth and former is not None and former.stepped_ms != at_ms:
+            wait_ms = max(0, former.next_ms - at_ms)  # to the end of the present step
             group.step = former.step + 1
         self._at(
             at_ms + wait_ms + self.pace.reform_ms,
@@ -303,6 +312,7 @@ class FakeAgents:
             return
         step_ms = self._step_ms(group.order.tokens)
         group.step += 1
+        group.stepped_ms = at_ms
         self._top = max(self._top, group.step)
         self._wish.work_ms += step_ms
         lead = group.order.tokens[0]
@@ -314,7 +324,8 @@ class FakeAgents:
             self._save(group, at_ms + stall_ms, last=done or self._wish.stop, finished=done)
         if done or self._wish.stop:
             return
-        self._at(at_ms + stall_ms + step_ms, lambda now: self._stepped(group, epoch, now))
+        group.next_ms = at_ms + stall_ms + step_ms
+        self._at(group.next_ms, lambda now: self._stepped(group, epoch, now))
 
     def _is_due(self) -> bool:
         return self._wish.work_ms >= self._wish.interval_ms
