@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from surefoot.checkpoint.checksum import as_hex, crc32c
 from surefoot.checkpoint.manifest import File
-from surefoot.checkpoint.storage import Source
+from surefoot.checkpoint.storage import Source, Storage
 from surefoot.errors import CorruptError
 
 _PAGE_BYTES = 4096
@@ -28,6 +28,27 @@ class Span:
     offset: int
     n_bytes: int
     address: int
+
+
+def open_file(storage: Storage, folder: str, file: File) -> Source:
+    """Return a reader of one data file, however it is stored."""
+    sources = [storage.source(f"{folder}/{name}") for name in file.stored()]
+    return _Parts(sources, file.part_bytes) if file.part_bytes else sources[0]
+
+
+class _Parts:
+    """A data file stored as parts; no chunk crosses from one to the next."""
+
+    def __init__(self, sources: list[Source], part_bytes: int) -> None:
+        self._sources, self._part_bytes = sources, part_bytes
+
+    def read(self, offset: int, into: memoryview) -> int:
+        number, within = divmod(offset, self._part_bytes)
+        return self._sources[number].read(within, into)
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
 
 
 def fetch(source: Source, file: File, chunk_bytes: int, spans: list[Span], what: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from surefoot.checkpoint import manifest as fmt
-from surefoot.checkpoint.fetch import Span, fetch
+from surefoot.checkpoint.fetch import Span, fetch, open_file
 from surefoot.checkpoint.manifest import File, Manifest, Piece, TensorEntry
 from surefoot.checkpoint.plan import dtype_of
 from surefoot.checkpoint.storage import Storage
@@ -27,14 +27,14 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
 
 def check_sizes(storage: Storage, folder: str, manifest: Manifest) -> None:
     """Raise CorruptError if a data file is missing or has another length than the manifest says."""
+    sizes = storage.sizes(folder)
     for file in manifest.files:
-        key = f"{folder}/{file.name}"
-        try:
-            size = storage.size(key)
-        except FileNotFoundError as error:
-            raise CorruptError(f"{storage.url}/{key} is missing") from error
-        if size != file.n_bytes:
-            raise CorruptError(f"{storage.url}/{key} has {size} bytes, not {file.n_bytes}")
+        for name, n_bytes in file.stored().items():
+            what = f"{storage.url}/{folder}/{name}"
+            if name not in sizes:
+                raise CorruptError(f"{what} is missing")
+            if sizes[name] != n_bytes:
+                raise CorruptError(f"{what} has {sizes[name]} bytes, not {n_bytes}")
 
 
 def read_tensors(
@@ -117,7 +117,7 @@ def _copy_back(tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Ten
 def _fetch_file(
     storage: Storage, folder: str, manifest: Manifest, file: File, spans: list[Span]
 ) -> None:
-    source = storage.source(f"{folder}/{file.name}")
+    source = open_file(storage, folder, file)
     try:
         fetch(source, file, manifest.chunk_bytes, spans, f"{storage.url}/{folder}/{file.name}")
     finally:

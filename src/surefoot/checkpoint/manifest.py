@@ -24,11 +24,25 @@ _TAIL = b',\n"crc32c": "00000000"}\n'
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One data file: its length and the CRC-32C of each `chunk_bytes` of it, in order."""
+    """One data file: its length and the CRC-32C of each `chunk_bytes` of it, in order.
+
+    With `part_bytes` it is stored as numbered parts of that length (object stores).
+    """
 
     name: str
     n_bytes: int
     crcs: tuple[int, ...]
+    part_bytes: int = 0
+
+    def stored(self) -> dict[str, int]:
+        """Return the names that it is stored under, in order, with their lengths."""
+        if not self.part_bytes:
+            return {self.name: self.n_bytes}
+        starts = range(0, max(1, self.n_bytes), self.part_bytes)
+        return {
+            part_name(self.name, number): min(self.part_bytes, self.n_bytes - start)
+            for number, start in enumerate(starts)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,11 @@ class Manifest:
         return sum(file.n_bytes for file in self.files)
 
 
+def part_name(name: str, number: int) -> str:
+    """Return the name of a part of a data file."""
+    return f"{name}.{number:05d}"
+
+
 def seal(body: Mapping[str, Any]) -> bytes:
     """Return `body` as JSON bytes that end with their own checksum."""
     text = json.dumps(body, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
@@ -111,12 +130,15 @@ def decode(raw: bytes, what: str = NAME) -> Manifest:
 
 def file_json(file: File) -> dict[str, Any]:
     """Return one data file as the manifest spells it."""
-    return {"name": file.name, "bytes": file.n_bytes, "crc32c": [as_hex(c) for c in file.crcs]}
+    crcs = [as_hex(crc) for crc in file.crcs]
+    body = {"name": file.name, "bytes": file.n_bytes, "crc32c": crcs}
+    return {**body, "part_bytes": file.part_bytes} if file.part_bytes else body
 
 
 def file_from_json(body: Mapping[str, Any]) -> File:
     """Return the file that `file_json` spelled."""
-    return File(body["name"], int(body["bytes"]), tuple(int(c, 16) for c in body["crc32c"]))
+    crcs = tuple(int(crc, 16) for crc in body["crc32c"])
+    return File(body["name"], int(body["bytes"]), crcs, int(body.get("part_bytes", 0)))
 
 
 def tensor_json(entry: TensorEntry) -> dict[str, Any]:
@@ -136,6 +158,8 @@ def _checked(manifest: Manifest) -> Manifest:
         chunks = -(-file.n_bytes // manifest.chunk_bytes)
         if "/" in file.name or file.name in ("", ".", "..") or len(file.crcs) != chunks:
             raise ValueError(f"file {file.name!r}")
+        if file.part_bytes < 0 or file.part_bytes % manifest.chunk_bytes:
+            raise ValueError(f"the parts of file {file.name!r}")
     for name, entry in manifest.tensors.items():
         if sum(math.prod(p.shape) for p in entry.pieces) != math.prod(entry.shape):
             raise ValueError(f"the pieces of tensor {name!r} do not cover it")

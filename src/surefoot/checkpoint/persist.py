@@ -5,6 +5,7 @@ Runs in the writer process (or in a thread of the trainer), and imports no torch
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,8 @@ from typing import Any, Protocol
 from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint.commit import Commits, Live, folder_name, parse_folder, read_log
 from surefoot.checkpoint.retention import to_drop
-from surefoot.checkpoint.storage import LocalStorage, Storage, open_storage, typed
-from surefoot.checkpoint.writer import write_file
-from surefoot.errors import CheckpointError, FencedError, NotBuiltError
+from surefoot.checkpoint.storage import Storage, open_storage, typed
+from surefoot.errors import FencedError, SurefootError
 
 
 class Reader(Protocol):
@@ -84,7 +84,7 @@ class Persister:
                 self._write(folder, order, memory)
                 self.commits.commit(Live(folder, order.step, order.kind, order.score))
             except FencedError:
-                self.storage.delete_folder(folder)
+                self._clear(folder)
                 raise
             except OSError:
                 self._raise_if_fenced()  # whoever took over has swept our half-done folder
@@ -100,15 +100,17 @@ class Persister:
 
     def _write(self, folder: str, order: Order, memory: memoryview) -> None:
         storage = self.storage
-        if not isinstance(storage, LocalStorage):
-            raise NotBuiltError("saving to object stores is not built yet")
         try:
-            path = storage.make_folder(folder)
-            file = write_file(path / "rank-00000.bin", memory)
+            file = storage.write_data(folder, "rank-00000.bin", memory)
             storage.put(f"{folder}/{fmt.NAME}", fmt.seal(self._manifest(order, [file])))
         except BaseException:
-            storage.delete_folder(folder)
+            self._clear(folder)
             raise
+
+    def _clear(self, folder: str) -> None:
+        """Remove a void attempt; what stays is swept by a later save."""
+        with contextlib.suppress(OSError, SurefootError):
+            self.storage.delete_folder(folder)
 
     def _manifest(self, order: Order, files: list[fmt.File]) -> dict[str, Any]:
         return {
@@ -138,7 +140,7 @@ class Persister:
             for folder in gone:
                 self.storage.delete_folder(folder)
             self._sweep()
-        except (OSError, CheckpointError, FencedError):
+        except (OSError, SurefootError):
             return  # tried again, or said, at the next save
 
     def _sweep(self) -> None:

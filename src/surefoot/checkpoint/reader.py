@@ -91,7 +91,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def read_file(folder: Path, file: dict[str, Any], chunk_bytes: int) -> Bytes:
     """Return one data file, every chunk checked."""
-    data = np.fromfile(folder / file["name"], dtype=np.uint8)
+    parts = sorted(folder.glob(file["name"] + ".[0-9]*")) if "part_bytes" in file else []
+    names = parts or [folder / file["name"]]
+    data = np.concatenate([np.fromfile(name, dtype=np.uint8) for name in names])
     if len(data) != file["bytes"]:
         raise DamagedError(f"{folder / file['name']} has {len(data)} bytes, not {file['bytes']}")
     for number, expected in enumerate(file["crc32c"]):

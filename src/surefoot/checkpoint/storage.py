@@ -9,7 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from surefoot.errors import AskUserError, AuthError, CheckpointError, NoSpaceError, NotBuiltError
+from surefoot.checkpoint.manifest import File
+from surefoot.checkpoint.writer import write_file
+from surefoot.errors import AskUserError, AuthError, CheckpointError, NoSpaceError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -63,8 +65,12 @@ class Storage(Protocol):
         """Delete a folder and all in it."""
         ...
 
-    def size(self, key: str) -> int:
-        """Return an object's length in bytes; raises FileNotFoundError."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the objects directly in `folder` with their lengths in bytes."""
+        ...
+
+    def write_data(self, folder: str, name: str, memory: memoryview) -> File:
+        """Make a new data file durable; `memory` is a whole number of pages."""
         ...
 
     def source(self, key: str) -> Source:
@@ -76,10 +82,9 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
     """Return the storage for a local path or a URL such as s3://bucket/prefix."""
     text = os.fspath(path)
     if "://" in text and not text.startswith("file://"):
-        raise NotBuiltError(
-            f"{text}: checkpoints in object stores are not built yet",
-            hint="use a folder on a disk or file system that outlives the VM",
-        )
+        from surefoot.checkpoint.objects import ObjectStorage
+
+        return ObjectStorage(text)
     return LocalStorage(Path(text.removeprefix("file://")))
 
 
@@ -137,9 +142,19 @@ class LocalStorage:
         """Return a whole file."""
         return (self.root / key).read_bytes()
 
-    def size(self, key: str) -> int:
-        """Return a file's length in bytes."""
-        return (self.root / key).stat().st_size
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the files directly in `folder` with their lengths."""
+        try:
+            found = list((self.root / folder).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return {path.name: path.stat().st_size for path in found if path.is_file()}
+
+    def write_data(self, folder: str, name: str, memory: memoryview) -> File:
+        """Write a new data file in `folder`, which is made if it is not there."""
+        with contextlib.suppress(FileExistsError):
+            self._make_folder(folder)
+        return write_file(self.root / folder / name, memory)
 
     def source(self, key: str) -> Source:
         """Open a data file for reading."""
@@ -180,13 +195,11 @@ class LocalStorage:
             sync_folder(target)
         shutil.rmtree(target, ignore_errors=True)
 
-    def make_folder(self, folder: str) -> Path:
-        """Make a fresh folder, durable in its parent; raises FileExistsError if it is there."""
-        target = self.root / folder
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder, durable in its parent; raises FileExistsError if it is there."""
         self._make_root()
-        target.mkdir()
+        (self.root / folder).mkdir()
         sync_folder(self.root)
-        return target
 
     def _make_root(self) -> None:
         if not self.root.is_dir():
