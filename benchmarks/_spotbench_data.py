@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+import gzip
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -83,12 +85,64 @@ def load(data: Path) -> dict[str, list[PoolRecord]]:
     return records
 
 
+H100_SPOT = {
+    "asia-south2": (9.3342, 13.2856),
+    "asia-southeast1": (2.5905, 14.2848),
+    "europe-west1": (2.1967, 12.1712),
+    "europe-west3": (2.3716, 13.0539),
+    "us-central1": (2.5457, 11.0613),
+    "us-east4": (2.0123, 11.0695),
+    "us-east5": (2.2582, 12.4479),
+    "us-west1": (2.5457, 11.0613),
+}
+"""List prices (spot, on-demand) of a3-highgpu-1g in October 2025, from prices.parquet."""
+
+V100_AUGUST_2023 = (0.918, 3.06)
+"""p3.2xlarge in us-east-2 and us-west-2, all zones, the whole of August 2023 (prices.parquet)."""
+
+
+def priced(record: PoolRecord) -> PoolRecord:
+    """Return the record with the real price of its time and region, where one is known."""
+    if record.pool.instance_type == "a3-highgpu-1g":
+        spot, safe = H100_SPOT[record.pool.region]
+    elif record.pool.instance_type == "p3.2xlarge":
+        spot, safe = V100_AUGUST_2023
+    else:
+        return record
+    return replace(record, spot_usd=spot, on_demand_usd=safe)
+
+
+def measured_curve(data: Path, model: str) -> tuple[tuple[float, float], ...]:
+    """Return (VMs, samples/s) of a model on p3.2xlarge from the measured tables: the best of the
+    layouts at each size, made concave from above so that no size is worth less than a smaller."""
+    with gzip.open(data / "throughput.csv.gz", "rt") as lines:
+        rows = [
+            (float(r["n_gpus"]), float(r["throughput"]))
+            for r in csv.DictReader(lines)
+            if r["source"] == "parcae" and r["model"] == model
+        ]
+    best: dict[float, float] = {}
+    for size, speed in rows:
+        best[size] = max(best.get(size, 0.0), speed)
+    hull: list[tuple[float, float]] = [(0.0, 0.0)]
+    for size in sorted(best):
+        point = (size, max(best[size], hull[-1][1]))
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return tuple(hull[1:])
+
+
+def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
 def trace_sets(records: dict[str, list[PoolRecord]]) -> list[TraceSet]:
     """Return the sets of the single-gang cells."""
     sets = []
     for name, prefixes, only, gang in SETS:
         chosen = [
-            r
+            replace(r, pool=replace(r.pool, zone=f"{r.pool.zone}-{source[-10:]}"))
             for source, rows in sorted(records.items())
             for r in rows
             if source.startswith(prefixes) and (only is None or r.pool.instance_type == only)

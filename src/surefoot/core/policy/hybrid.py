@@ -319,7 +319,7 @@ def _leavers(scene: _Scene) -> tuple[list[str], list[str]]:
 
 def _strays(scene: _Scene, ready_worth: float) -> list[str]:
     """Return the VMs outside of the place that can go: all, once the place keeps the floor."""
-    ours = worth(vm for vm in scene.strays if vm.state is InstanceState.READY)
+    ours = worth(scene.strays)
     enough = min(scene.floor, ours) if scene.floor > 0 else ours / 2
     if scene.place.moving and ready_worth < max(enough, 1e-6) - 1e-6:
         return []

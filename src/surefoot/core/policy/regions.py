@@ -11,7 +11,7 @@ from surefoot.core.forecast.port import Forecast
 from surefoot.core.job import Job
 from surefoot.core.market import Capacity, Offering, Pool
 from surefoot.core.policy.economics import LONGEST_H, Economics, mean_life_h
-from surefoot.core.policy.fill import Region, home, obtainable, region_of, settle
+from surefoot.core.policy.fill import Region, obtainable, region_of, settle
 from surefoot.core.policy.terms import dollars, set_aside
 from surefoot.core.units import hours
 
@@ -29,12 +29,15 @@ class Place:
         return self.region is None or region_of(pool) == self.region
 
 
-def ready_home(seen: Observation) -> Region | None:
-    """Return the region with most ready VMs' worth; with none ready, of the fleet that stays."""
-    worth: dict[Region, float] = {}
-    for vm in seen.state.fleet.select(InstanceState.READY):
-        worth[region_of(vm.pool)] = worth.get(region_of(vm.pool), 0.0) + vm.speed
-    return min(worth, key=lambda r: (-worth[r], r)) if worth else None
+def present_home(seen: Observation) -> Region | None:
+    """Return the region with most ready VMs' worth; with none ready, with most on their way."""
+    for states in ((InstanceState.READY,), tuple(sorted(STAYING, key=lambda s: s.value))):
+        worth: dict[Region, float] = {}
+        for vm in seen.state.fleet.select(*states):
+            worth[region_of(vm.pool)] = worth.get(region_of(vm.pool), 0.0) + vm.speed
+        if worth:
+            return min(worth, key=lambda r: (-worth[r], r))
+    return None
 
 
 def choose_place(
@@ -55,7 +58,7 @@ def choose_place(
     """
     if not job.one_region:
         return Place(None)
-    here = ready_home(seen)
+    here = present_home(seen)
     if here is None:
         return Place(_first(job, seen, sums, spot, safe, floor=floor))
     if sums.alternative is None:
@@ -87,15 +90,10 @@ def _first(
 ) -> Region | None:
     """Return where to begin (again): the most profitable region, else any with offers."""
     regions = sorted({region_of(o.pool) for o in (*spot, *safe)})
-    started = home(seen)
     if sums.alternative is None or not regions:
-        return started or settle(seen, spot, safe)
-
-    def profit(region: Region) -> float:
-        extra = 1e-6 if region == started else 0.0
-        return _profit(job, seen, sums, spot, safe, region, floor=floor) + extra
-
-    return min(regions, key=lambda r: (-profit(r), r))
+        return settle(seen, spot, safe)
+    profit = {r: _profit(job, seen, sums, spot, safe, r, floor=floor) for r in regions}
+    return min(regions, key=lambda r: (-profit[r], r))
 
 
 def _reach(job: Job, seen: Observation, sums: Economics, offers: Sequence[Offering]) -> float:
