@@ -92,6 +92,48 @@ def local_rig(folder: Path, vms: str) -> Iterator[Rig]:
     assert all(vm.state is VmState.ENDED for vm in provider.list("run-a"))
 
 
+def aws_rig(folder: Path, vms: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    pytest.importorskip("moto", reason="the fake AWS needs moto[server,ec2] and boto3")
+    pytest.importorskip("boto3")
+    from surefoot.providers.aws.compute import AwsProvider
+    from surefoot.providers.aws.settings import AwsSettings
+    from surefoot.testing.cloud import FakeCloud, Sale
+    from surefoot.testing.cloud.cloud import CREDENTIALS
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    pool = Pool("aws", "us-east-1", "us-east-1a", "m5.large")
+    dry = Pool("aws", "us-east-1", "us-east-1b", "m5.large")
+    sales = {pool: Sale(2, 40_000, 100_000), dry: Sale(0, 40_000, 100_000)}
+    with FakeCloud(sales, folder=folder, vms=vms) as cloud:
+        sleeper = folder / "python"  # finds its address as any VM does; its agent only sleeps
+        sleeper.parent.mkdir(exist_ok=True)
+        sleeper.write_text(
+            f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\nexec sleep 600\n'
+        )
+        sleeper.chmod(0o700)
+        settings = AwsSettings(
+            ("us-east-1",),
+            ("m5.large",),
+            images={"*": "ami-12c6146b"},
+            endpoint_url=cloud.endpoint,
+            install="true",
+            python=str(sleeper),
+        )
+
+        def preempt(vm: Vm) -> None:
+            cloud.reclaim(vm.instance_id)
+
+        def reopen() -> Provider:
+            rig.provider.close()
+            rig.provider = AwsProvider(settings)
+            return rig.provider
+
+        rig = Rig(AwsProvider(settings), pool, dry, preempt, reopen)
+        yield rig
+        rig.provider.close()
+
+
 NEEDS_ROOT = pytest.mark.skipif(
     os.environ.get("SUREFOOT_NO_ROOT_TESTS") == "1" or bool(namespaces.why_not()),
     reason=f"no namespace VMs here: {namespaces.why_not() or 'switched off'}",
@@ -102,10 +144,18 @@ NEEDS_ROOT = pytest.mark.skipif(
     params=[
         "local-process",
         pytest.param("local-namespace", marks=[NEEDS_ROOT, pytest.mark.root]),
+        "aws-none",
+        pytest.param("aws-namespace", marks=[NEEDS_ROOT, pytest.mark.root]),
     ]
 )
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    yield from local_rig(tmp_path / "state", request.param.removeprefix("local-"))
+def rig(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rig]:
+    cloud, _, vms = request.param.partition("-")
+    if cloud == "local":
+        yield from local_rig(tmp_path / "state", vms)
+    else:
+        yield from aws_rig(tmp_path / "cloud", vms, monkeypatch)
 
 
 def test_its_name_is_the_first_part_of_its_pools(rig: Rig) -> None:

@@ -21,6 +21,12 @@ def _local() -> Callable[..., Provider]:
     return LocalProvider
 
 
+def _aws() -> Callable[..., Provider]:
+    from surefoot.providers.aws.compute import AwsProvider
+
+    return AwsProvider
+
+
 def _not_built(name: str, what: str) -> Loader:
     def load() -> Callable[..., Provider]:
         raise NotBuiltError(
@@ -33,7 +39,7 @@ def _not_built(name: str, what: str) -> Loader:
 
 PROVIDERS: dict[str, Loader] = {
     "local": _local,
-    "aws": _not_built("aws", "its notices are watched already, launching is not there"),
+    "aws": _aws,
     "gcp": _not_built("gcp", "Compute Engine"),
     "azure": _not_built("azure", "Azure virtual machines"),
     "kubernetes": _not_built("kubernetes", "pods on preemptible nodes"),
