@@ -13,7 +13,7 @@ from surefoot.checkpoint import tree as trees
 from surefoot.checkpoint.commit import Live, parse_folder, read_log
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.persist import typed_errors
-from surefoot.checkpoint.storage import Storage
+from surefoot.checkpoint.storage import Storage, check_sizes
 from surefoot.errors import CheckpointError, CorruptError
 
 Loaded = tuple[int, Any, dict[str, Any]]
@@ -60,7 +60,7 @@ class Catalog:
         """Return a checked manifest; raises CorruptError when files are missing or cut short."""
         with typed_errors(self.storage.url):
             manifest = reading.read_manifest(self.storage, folder)
-            reading.check_sizes(self.storage, folder, manifest)
+            check_sizes(self.storage, folder, manifest)
             return manifest
 
     def is_whole(self, live: Live) -> bool:

@@ -46,6 +46,7 @@ class LogState:
     live: dict[str, Live] = field(default_factory=dict)
     writers: dict[str, None] = field(default_factory=dict)
     claims: list[int] = field(default_factory=list)
+    void: dict[str, str] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
 
 
@@ -92,6 +93,8 @@ def _fold(state: LogState, index: int, entry: Mapping[str, Any]) -> None:
             state.live = {live["folder"]: _live(live) for live in entry["live"]}
         case "commit" if entry["writer"] == state.writer:
             state.live[entry["folder"]] = _live(entry)
+        case "void" if entry["writer"] == state.writer:
+            state.void[entry["folder"]] = str(entry["reason"])
         case "drop" if entry["writer"] == state.writer:
             for folder in entry["folders"]:
                 state.live.pop(folder, None)
@@ -154,6 +157,11 @@ class Commits:
         """Append that these checkpoints are no longer live (before their files are deleted)."""
         if folders:
             self._append_or_fence({"kind": "drop", "writer": self.writer, "folders": folders})
+
+    def void(self, folder: str, reason: str) -> None:
+        """Append that an attempt of several ranks came to nothing, and why."""
+        entry = {"kind": "void", "writer": self.writer, "folder": folder, "reason": reason}
+        self._append_or_fence(entry)
 
     def check(self) -> None:
         """Raise FencedError if another writer has claimed the path since."""

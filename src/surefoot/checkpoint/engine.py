@@ -19,16 +19,19 @@ import torch
 from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint import tree as trees
 from surefoot.checkpoint.catalog import Catalog, Loaded
+from surefoot.checkpoint.gather import Meeting
 from surefoot.checkpoint.link import WriterProcess
 from surefoot.checkpoint.manifest import Manifest
-from surefoot.checkpoint.persist import Order, Persister
+from surefoot.checkpoint.persist import Order, Persister, data_name
 from surefoot.checkpoint.plan import SavePlan, plan_save
 from surefoot.checkpoint.save import Saved, SaveHandle
+from surefoot.checkpoint.shards import is_dtensor, plan_split, shards_of
 from surefoot.checkpoint.stage import Arena, Snapshot, owned_by, split
 from surefoot.checkpoint.storage import open_storage
 from surefoot.errors import CheckpointError, FencedError
 
 _PROCESS_FROM_BYTES = 64 << 20
+_GRACE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -49,7 +52,9 @@ class Checkpointer:
 
     `path`: a folder. `keep`: how many checkpoints stay. `generation`: the fence; opening for
     writing takes charge of the path, and whoever had it before gets FencedError. `rank` and
-    `world`: in data-parallel training rank 0 writes and the others' saves settle at once.
+    `world`: in data-parallel training rank 0 writes and the others' saves settle at once; with
+    `split=True` all ranks call `save` alike, each writes its share (its boxes of DTensors, an even
+    part of the rest), and rank 0 commits when all are durable, or voids the save on all of them.
     `overlap=True`: the caller promises to call `barrier()` before anything writes to the saved
     tensors; copies of large tensors then run beside the next forward and backward (`guard` gives
     the same promise through optimizer hooks). Otherwise `save` returns when the copy is taken.
@@ -67,6 +72,8 @@ class Checkpointer:
         generation: int = 0,
         rank: int = 0,
         world: int = 1,
+        split: bool = False,
+        part_timeout_s: float = 120.0,
         overlap: bool = False,
         read_only: bool = False,
         writer: Literal["auto", "process", "thread"] = "auto",
@@ -74,10 +81,12 @@ class Checkpointer:
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1, not {keep}")
         self.catalog = Catalog(open_storage(path))
-        self.rank, self.world, self.overlap = rank, world, overlap
+        self.rank, self.world, self.overlap, self._split = rank, world, overlap, split
+        self._generation, self._part_timeout_s = generation, part_timeout_s
+        self._abort = threading.Event()
         self.failures = 0
         self.last_durable: Saved | None = None
-        self._persister = Persister(self.catalog.storage.url, keep)
+        self._persister = Persister(self.catalog.storage.url, keep, attempt=0)
         self._persister.corrupt = self.catalog.corrupt
         self._writer, self._process = writer, WriterProcess()
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -88,7 +97,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._fenced: FencedError | None = None
         self._read_only = read_only
-        if self._writes:
+        if self._coordinates:
             self._persister.claim(generation)
         atexit.register(self._at_exit)
 
@@ -149,13 +158,17 @@ class Checkpointer:
     ) -> None:
         """Go on in a newer generation (after the group re-formed) with the arena kept warm.
 
-        Waits for saves in flight first. Raises FencedError if a still newer one has the path.
+        Waits for saves in flight first (a moment only, where they wait for ranks that may be
+        gone). Raises FencedError if a still newer one has the path.
         """
+        self._let_go()
         self._settle_all()
+        self._abort.clear()
+        self._generation, self._persister.attempt = generation, 0
         self.rank = self.rank if rank is None else rank
         self.world = self.world if world is None else world
         self._fenced = None
-        if self._writes:
+        if self._coordinates:
             self._persister.claim(generation)
 
     @property
@@ -222,8 +235,25 @@ class Checkpointer:
     # -- inside ---------------------------------------------------------------------------------
 
     @property
-    def _writes(self) -> bool:
+    def _coordinates(self) -> bool:
         return self.rank == 0 and not self._read_only
+
+    @property
+    def _writes(self) -> bool:
+        return self._coordinates or (self._shares and not self._read_only)
+
+    @property
+    def _shares(self) -> bool:
+        return self._split and self.world > 1
+
+    def _let_go(self) -> None:
+        """Give saves in flight a moment, then end their waiting for other ranks."""
+        if not self._shares:
+            return
+        self.barrier()
+        for handle in self._in_flight:
+            handle.settled(_GRACE_S)
+        self._abort.set()
 
     def _stage(
         self,
@@ -234,7 +264,7 @@ class Checkpointer:
         started_s: float,
     ) -> _InFlight:
         tree, leaves = trees.flatten(state)
-        plan = plan_save(leaves)
+        plan, leaves = self._plan(leaves)
         self._settle_all()
         guarded = owned_by(self._optimizers) if self._optimizers else None
         arena = self._arena_of(plan.total_bytes)
@@ -244,6 +274,19 @@ class Checkpointer:
         self._copying = snapshot if snapshot.overlaps else None
         self._in_flight.append(handle)
         return _InFlight(handle, snapshot, plan, tree, metadata, kind, started_s)
+
+    def _plan(self, leaves: dict[str, torch.Tensor]) -> tuple[SavePlan, dict[str, torch.Tensor]]:
+        """Return this rank's layout and the memory that goes into it, by name."""
+        if self._shares:
+            shards = shards_of(leaves, self.rank, self.world)
+            return plan_split(shards, self.rank), {s.name: s.view for s in shards}
+        spread = next((name for name, t in leaves.items() if is_dtensor(t)), None)
+        if spread is not None:
+            raise CheckpointError(
+                f"state[{spread}] is spread over ranks (DTensor)",
+                hint="open the Checkpointer with split=True, rank and world on every rank",
+            )
+        return plan_save(leaves), leaves
 
     def _arena_of(self, n_bytes: int) -> Arena:
         if self._arena is None or self._arena.n_bytes != n_bytes:
@@ -288,11 +331,36 @@ class Checkpointer:
         return Saved(step, folder, n_bytes, job.handle.stall_s, persist_s)
 
     def _write(self, order: Order, arena: Arena) -> str:
-        big = order.n_bytes >= _PROCESS_FROM_BYTES
-        if self._writer == "process" or (self._writer == "auto" and big):
+        if self._shares:
+            return self._persister.persist_part(
+                order, self.rank, self._meeting(order.step), lambda f: self._data(f, order, arena)
+            )
+        if self._by_process(order):
             return self._process.persist(self._persister, order, arena)
         with memoryview(arena.memory) as memory, memory[: order.n_bytes] as part:
             return self._persister.persist(order, part)
+
+    def _data(self, folder: str, order: Order, arena: Arena) -> fmt.File:
+        storage, name = self.catalog.storage, data_name(self.rank)
+        if self._by_process(order):
+            return self._process.write_data(storage.url, folder, name, arena, order.n_bytes)
+        with memoryview(arena.memory) as memory, memory[: order.n_bytes] as part:
+            return storage.write_data(folder, name, part)
+
+    def _by_process(self, order: Order) -> bool:
+        big = order.n_bytes >= _PROCESS_FROM_BYTES
+        return self._writer == "process" or (self._writer == "auto" and big)
+
+    def _meeting(self, step: int) -> Meeting:
+        return Meeting(
+            self.catalog.storage,
+            step,
+            self._generation,
+            self._persister.attempt,
+            self.world,
+            self._part_timeout_s,
+            self._abort,
+        )
 
     def _note_failure(self, handle: SaveHandle, error: BaseException) -> None:
         self.failures += 1

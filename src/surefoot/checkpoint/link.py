@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot.checkpoint import wire
 from surefoot.checkpoint.errors_wire import error_from_json
+from surefoot.checkpoint.manifest import File, file_from_json
 from surefoot.checkpoint.persist import Order, Persister
 from surefoot.checkpoint.stage import Arena
 from surefoot.errors import CheckpointError
@@ -37,8 +38,6 @@ class WriterProcess:
         Raises what `Persister.persist` raises, and CheckpointError if the process died; the next
         order starts a new one.
         """
-        channel = self._start()
-        fresh = arena is not self._arena
         body = {
             "url": persister.url,
             "keep": persister.keep,
@@ -48,6 +47,16 @@ class WriterProcess:
             "attempt": persister.attempt,
             "order": asdict(order),
         }
+        return str(self._ask(body, arena)["folder"])
+
+    def write_data(self, url: str, folder: str, name: str, arena: Arena, n_bytes: int) -> File:
+        """Have the process put the arena's first bytes as one data file; raises as `persist`."""
+        body = {"url": url, "folder": folder, "data": name, "n_bytes": n_bytes}
+        return file_from_json(self._ask(body, arena)["file"])
+
+    def _ask(self, body: dict[str, Any], arena: Arena) -> dict[str, Any]:
+        channel = self._start()
+        fresh = arena is not self._arena
         try:
             wire.send(channel, body, [arena.fd] if fresh else None)
             self._arena = arena
@@ -56,7 +65,9 @@ class WriterProcess:
             answer = None
         if answer is None:
             raise self._died()
-        return _folder(answer[0])
+        if "error" in answer[0]:
+            raise error_from_json(answer[0]["error"])
+        return answer[0]
 
     def close(self) -> None:
         """End the process; it finishes an order that it has."""
@@ -96,9 +107,3 @@ class WriterProcess:
         if self._channel is not None:
             self._channel.close()
         self._process = self._channel = self._arena = None
-
-
-def _folder(answer: dict[str, Any]) -> str:
-    if "error" in answer:
-        raise error_from_json(answer["error"])
-    return str(answer["folder"])

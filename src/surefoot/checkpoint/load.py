@@ -10,7 +10,8 @@ from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint.fetch import Span, fetch, open_file
 from surefoot.checkpoint.manifest import File, Manifest, Piece, TensorEntry
 from surefoot.checkpoint.plan import dtype_of
-from surefoot.checkpoint.storage import Storage
+from surefoot.checkpoint.shards import is_dtensor, local_box
+from surefoot.checkpoint.storage import Storage, check_sizes
 from surefoot.errors import CheckpointError, CorruptError
 
 
@@ -23,18 +24,6 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
         raise CorruptError(
             f"{storage.url}/{folder} has no manifest: its save never ended"
         ) from error
-
-
-def check_sizes(storage: Storage, folder: str, manifest: Manifest) -> None:
-    """Raise CorruptError if a data file is missing or has another length than the manifest says."""
-    sizes = storage.sizes(folder)
-    for file in manifest.files:
-        for name, n_bytes in file.stored().items():
-            what = f"{storage.url}/{folder}/{name}"
-            if name not in sizes:
-                raise CorruptError(f"{what} is missing")
-            if sizes[name] != n_bytes:
-                raise CorruptError(f"{what} has {sizes[name]} bytes, not {n_bytes}")
 
 
 def read_tensors(
@@ -84,7 +73,7 @@ def _destination(name: str, entry: TensorEntry, into: Mapping[str, torch.Tensor]
             f" {str(given.dtype).removeprefix('torch.')}{list(given.shape)} in the given state",
             hint="build the model as it was when it was saved, or load without a state",
         )
-    direct = given.device.type == "cpu" and given.is_contiguous()
+    direct = given.device.type == "cpu" and given.is_contiguous() and not is_dtensor(given)
     return given.detach() if direct else torch.empty(entry.shape, dtype=dtype)
 
 
@@ -110,7 +99,14 @@ def _copy_back(tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Ten
     with torch.no_grad():
         for name, tensor in tensors.items():
             given = into.get(name)
-            if given is not None and given.data_ptr() != tensor.data_ptr():
+            if given is None:
+                continue
+            if is_dtensor(given):
+                local, start = local_box(given)
+                for axis, (at, length) in enumerate(zip(start, local.shape)):
+                    tensor = tensor.narrow(axis, at, length)
+                local.copy_(tensor)
+            elif given.data_ptr() != tensor.data_ptr():
                 given.copy_(tensor)
 
 

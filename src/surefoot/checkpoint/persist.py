@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint.commit import Commits, Live, folder_name, parse_folder, read_log
+from surefoot.checkpoint.gather import Meeting, MovedError, reason
 from surefoot.checkpoint.retention import to_drop
-from surefoot.checkpoint.storage import Storage, open_storage, typed
+from surefoot.checkpoint.storage import Storage, check_sizes, open_storage, typed
 from surefoot.errors import FencedError, SurefootError
 
 
@@ -92,6 +93,60 @@ class Persister:
             self._tidy(folder)
             return folder
 
+    def persist_part(
+        self, order: Order, rank: int, meeting: Meeting, write: Callable[[str], fmt.File]
+    ) -> str:
+        """Make this rank's part of a checkpoint of several ranks; rank 0 commits it.
+
+        `write(folder)` puts this rank's data file. Returns when the whole is committed; raises
+        on every rank, naming the rank that failed, when it is not.
+        """
+        while True:
+            with typed_errors(self.storage.url), contextlib.suppress(MovedError):
+                folder = meeting.find_folder()
+                self._put_part(folder, order, rank, meeting, write)
+                if rank == 0:
+                    self._commit_parts(folder, order, meeting)
+                else:
+                    meeting.wait_for_end(folder)
+                return folder
+
+    def _put_part(
+        self,
+        folder: str,
+        order: Order,
+        rank: int,
+        meeting: Meeting,
+        write: Callable[[str], fmt.File],
+    ) -> None:
+        try:
+            meeting.put_part(folder, rank, write(folder), order.tensors)
+        except BaseException as error:
+            with contextlib.suppress(OSError, SurefootError):
+                nothing = fmt.File(data_name(rank), 0, ())
+                meeting.put_part(folder, rank, nothing, {}, reason(error))
+            if rank == 0:
+                self._give_up(folder, error)
+            raise
+
+    def _commit_parts(self, folder: str, order: Order, meeting: Meeting) -> None:
+        try:
+            files, tensors = meeting.gather(folder)
+            body = self._manifest(replace(order, tensors=tensors), files)
+            raw = fmt.seal(body)
+            check_sizes(self.storage, folder, fmt.decode(raw))
+            self.storage.put(f"{folder}/{fmt.NAME}", raw)
+            self.commits.commit(Live(folder, order.step, order.kind, order.score))
+        except BaseException as error:
+            self._give_up(folder, error)
+            raise
+        self._tidy(folder)
+
+    def _give_up(self, folder: str, error: BaseException) -> None:
+        with contextlib.suppress(OSError, SurefootError):
+            self.commits.void(folder, reason(error))
+        self._clear(folder)
+
     def _raise_if_fenced(self) -> None:
         try:
             self.commits.check()
@@ -101,7 +156,7 @@ class Persister:
     def _write(self, folder: str, order: Order, memory: memoryview) -> None:
         storage = self.storage
         try:
-            file = storage.write_data(folder, "rank-00000.bin", memory)
+            file = storage.write_data(folder, data_name(0), memory)
             storage.put(f"{folder}/{fmt.NAME}", fmt.seal(self._manifest(order, [file])))
         except BaseException:
             self._clear(folder)
@@ -176,6 +231,11 @@ def prune(catalog: Reader, keep: int, *, act: bool) -> list[str]:
             for folder in gone:
                 catalog.storage.delete_folder(folder)
     return gone
+
+
+def data_name(rank: int) -> str:
+    """Return the name of a rank's data file."""
+    return f"rank-{rank:05d}.bin"
 
 
 class typed_errors:

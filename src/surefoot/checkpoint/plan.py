@@ -67,9 +67,10 @@ def _layout(leaves: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> SavePlan
         slots.append(Slot(name, offset, n_bytes, start, shape))
         piece = Piece(0, offset, start, shape)
         entries[name] = TensorEntry(dtype_name(dtype), shape, (piece,))
-        offset = _up(offset + n_bytes, ALIGN_BYTES)
-    return SavePlan(tuple(slots), entries, max(PAGE_BYTES, _up(offset, PAGE_BYTES)))
+        offset = up(offset + n_bytes, ALIGN_BYTES)
+    return SavePlan(tuple(slots), entries, max(PAGE_BYTES, up(offset, PAGE_BYTES)))
 
 
-def _up(value: int, to: int) -> int:
+def up(value: int, to: int) -> int:
+    """Return `value` rounded up to a multiple of `to`."""
     return (value + to - 1) // to * to

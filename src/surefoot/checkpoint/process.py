@@ -16,7 +16,9 @@ from typing import Any
 
 from surefoot.checkpoint import wire
 from surefoot.checkpoint.errors_wire import error_json
-from surefoot.checkpoint.persist import Order, Persister
+from surefoot.checkpoint.manifest import file_json
+from surefoot.checkpoint.persist import Order, Persister, typed_errors
+from surefoot.checkpoint.storage import open_storage
 
 _NICE = 5
 _PR_SET_NAME = 15
@@ -47,7 +49,7 @@ class _Server:
         if fds:
             self._take_arena(fds[0])
         try:
-            reply: dict[str, Any] = {"folder": self._persist(body)}
+            reply = self._data(body) if "data" in body else {"folder": self._persist(body)}
         except Exception as error:  # it goes to the trainer, typed
             reply = {"error": error_json(error)}
         with contextlib.suppress(OSError):
@@ -59,6 +61,16 @@ class _Server:
         n_bytes = os.fstat(fd).st_size
         self._arena = mmap.mmap(fd, n_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         os.close(fd)
+
+    def _data(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Write one data file of a checkpoint that several ranks make."""
+        if self._arena is None:
+            raise RuntimeError("an order came before its arena")
+        storage = open_storage(body["url"])
+        view = memoryview(self._arena)
+        with typed_errors(body["url"]), view as memory, memory[: body["n_bytes"]] as part:
+            file = storage.write_data(body["folder"], body["data"], part)
+        return {"file": file_json(file)}
 
     def _persist(self, body: dict[str, Any]) -> str:
         if self._arena is None:

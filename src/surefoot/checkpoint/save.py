@@ -54,9 +54,9 @@ class SaveHandle:
             raise self._error
         return self._saved
 
-    def settled(self) -> None:
-        """Return when the save is durable or has failed, without raising."""
-        self._settled.wait()
+    def settled(self, timeout_s: float | None = None) -> bool:
+        """Return when the save is durable or has failed, or time is up; whether it is settled."""
+        return self._settled.wait(timeout_s)
 
     def settle(self, saved: Saved | None) -> None:
         """Mark the save durable (called by the engine)."""

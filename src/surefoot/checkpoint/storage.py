@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from surefoot.checkpoint.manifest import File
+from surefoot.checkpoint.manifest import File, Manifest
 from surefoot.checkpoint.writer import write_file
-from surefoot.errors import AskUserError, AuthError, CheckpointError, NoSpaceError
+from surefoot.errors import AskUserError, AuthError, CheckpointError, CorruptError, NoSpaceError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -86,6 +86,18 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
 
         return ObjectStorage(text)
     return LocalStorage(Path(text.removeprefix("file://")))
+
+
+def check_sizes(storage: Storage, folder: str, manifest: Manifest) -> None:
+    """Raise CorruptError if a data file is missing or has another length than the manifest says."""
+    sizes = storage.sizes(folder)
+    for file in manifest.files:
+        for name, n_bytes in file.stored().items():
+            what = f"{storage.url}/{folder}/{name}"
+            if name not in sizes:
+                raise CorruptError(f"{what} is missing")
+            if sizes[name] != n_bytes:
+                raise CorruptError(f"{what} has {sizes[name]} bytes, not {n_bytes}")
 
 
 def typed(error: OSError, what: str) -> CheckpointError | AskUserError:
