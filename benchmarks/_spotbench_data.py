@@ -137,12 +137,20 @@ def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
+def _named(record: PoolRecord, source: str) -> PoolRecord:
+    """Return the record under a pool of its own (2022: one pool, three segments of time), H100
+    at the list price of its region, V100 at the prices of the theory notes, D.5."""
+    if record.pool.instance_type == "a3-highgpu-1g":
+        record = priced(record)
+    return replace(record, pool=replace(record.pool, zone=f"{record.pool.zone}-{source[-10:]}"))
+
+
 def trace_sets(records: dict[str, list[PoolRecord]]) -> list[TraceSet]:
     """Return the sets of the single-gang cells."""
     sets = []
     for name, prefixes, only, gang in SETS:
         chosen = [
-            replace(r, pool=replace(r.pool, zone=f"{r.pool.zone}-{source[-10:]}"))
+            _named(r, source)
             for source, rows in sorted(records.items())
             for r in rows
             if source.startswith(prefixes) and (only is None or r.pool.instance_type == only)

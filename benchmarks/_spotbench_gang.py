@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,11 +13,13 @@ from surefoot.core.decide import Observation, Policy
 from surefoot.core.event import State
 from surefoot.core.fleet import CheckpointCost, Fleet, FleetCost, Instance, InstanceState, Progress
 from surefoot.core.forecast import get_forecaster
-from surefoot.core.forecast.port import Beliefs, Forecast
+from surefoot.core.forecast.port import Beliefs, Forecast, Hazard
 from surefoot.core.forecast.spells import WithSpells
 from surefoot.core.job import Job, Limits, Throughput, Work
 from surefoot.core.market import Capacity, Market, Offering, Pool
 from surefoot.core.plan import Drain, Launch, Terminate
+from surefoot.core.policy import get_policy
+from surefoot.core.policy.offline import gang_optimum
 from surefoot.core.trace import History
 
 TICK_MS = TICK_S * 1_000
@@ -58,25 +61,24 @@ class Past:
     start: int
 
     def history(self) -> History:
-        """Return the record up to the start: tries at every change, and the runs as lives."""
+        """Return the record up to the start: a try at every change, and once an hour."""
         history = History()
         for pool, up in sorted(self.up.items()):
             low = max(0, self.start - HISTORY_TICKS)
             known = up[low : min(self.start, len(up))]
             changes = np.flatnonzero(np.diff(known)) + 1
             for begin, end in zip(np.r_[0, changes], np.r_[changes, len(known)], strict=True):
-                feed(history, pool, bool(known[begin]), int(begin) + low, changed=begin > 0)
+                feed(history, pool, bool(known[begin]), int(begin) + low)
                 for beat in range(int(begin) + 12, int(end), 12):
-                    feed(history, pool, bool(known[begin]), beat + low, changed=False)
+                    feed(history, pool, bool(known[begin]), beat + low)
         history.now_ms = self.start * TICK_MS
         return history
 
 
-def feed(history: History, pool: Pool, up: bool, tick: int, *, changed: bool) -> None:
-    """Record one probe. Runs of success stand for lives (pseudo-lives of the zone)."""
+def feed(history: History, pool: Pool, up: bool, tick: int) -> None:
+    """Record one probe of the whole gang: it could be had, or not."""
     at = tick * TICK_MS
     history.tried(pool, at_ms=at, asked=1, granted=int(up))
-    del changed
 
 
 def job_of(record: PoolRecord, cell: Cell, start: int) -> Job:
@@ -124,7 +126,7 @@ def replay(
             gang.mode = None
         forecast: Mapping[Pool, Forecast] = {}
         if beliefs is not None and history is not None:
-            feed(history, record.pool, is_up, tick, changed=False)
+            feed(history, record.pool, is_up, tick)
             beliefs = beliefs.update(history, now_ms=now)
             forecast = {record.pool: beliefs.predict(record.pool, now_ms=now)}
         end, finished = now + TICK_MS, False
@@ -222,3 +224,156 @@ def forecaster(name: str = "mixture") -> WithSpells:
 def availability(record: PoolRecord, traces: TraceSet) -> np.ndarray:
     """Return whether the whole gang could be held, by tick."""
     return record.counts >= min(traces.gang, record.most)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Beliefs whose rates of windows and droughts are those of the scored part itself.
+
+    Not a forecast but a bound: a policy that knows the statistics of the future and nothing
+    more. Spell ages come from the beliefs underneath.
+    """
+
+    base: Beliefs
+    window: Hazard
+    drought: Hazard
+
+    def update(self, history: History, *, now_ms: int) -> Known:
+        return replace(self, base=self.base.update(history, now_ms=now_ms))
+
+    def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
+        told = self.base.predict(pool, now_ms=now_ms)
+        return replace(told, window=self.window, drought=self.drought)
+
+    def to_dict(self) -> Mapping[str, object]:
+        return self.base.to_dict()
+
+
+def known(base: Beliefs, record: PoolRecord, up: np.ndarray, begin: int) -> Known:
+    """Return `base` with the true rates of everything from `begin` to the end of the trace."""
+    history = History()
+    for tick in range(begin, len(up)):
+        feed(history, record.pool, bool(up[tick]), tick)
+    model = replace(forecaster("gamma_poisson"), half_life_h=1e9, sibling_weight=0.0)
+    told = model.fit(history, now_ms=len(up) * TICK_MS).predict(record.pool, now_ms=0)
+    assert told.window is not None and told.drought is not None
+    return Known(base, told.window, told.drought)
+
+
+@dataclass(frozen=True)
+class CellRow:
+    """One cell: cost over the offline optimum, mean over traces and starts, by policy."""
+
+    traces: str
+    slack: float
+    switch_min: int
+    runs: int
+    mean: Mapping[str, float]
+    worst: Mapping[str, float]
+    pooled: Mapping[str, float]
+    """Sum of costs over sum of optima."""
+    late: Mapping[str, int]
+    """Runs that missed a deadline that the optimum keeps."""
+    cost: Mapping[str, tuple[float, ...]]
+    switches: Mapping[str, float]
+    optimum_over_on_demand: float
+
+
+def run_cell(
+    traces: TraceSet,
+    cell: Cell,
+    *,
+    starts: int,
+    policies: Sequence[str],
+    bound: bool = False,
+    most: int = 99,
+) -> CellRow | None:
+    """Replay every policy from evenly spaced starts in the last 60 % of each trace.
+
+    The model learns from the 14 days before the start only; `bound` replaces its rates by those
+    of the scored part.
+    """
+    ups = {r.pool: availability(r, traces) for r in traces.records}
+    costs: dict[str, list[float]] = {p: [] for p in policies}
+    late, switches = dict.fromkeys(policies, 0), dict.fromkeys(policies, 0)
+    optima: list[float] = []
+    safe: list[float] = []
+    for record in traces.records[:most]:
+        up = ups[record.pool]
+        first, last = int(len(up) * 0.4), len(up) - cell.ticks - 1
+        if last <= first:
+            continue
+        for start in np.linspace(first, last, starts).astype(int):
+            best = _optimum(record, up[start : start + cell.ticks], cell)
+            if not np.isfinite(best):
+                continue
+            optima.append(best)
+            safe.append(best / (cell.work_h * record.on_demand_usd))
+            for policy in policies:
+                run = _one(policy, traces, record, ups, cell, int(start), bound=bound)
+                costs[policy].append(run.cost)
+                late[policy] += run.late_steps > 0
+                switches[policy] += run.switches
+    if not optima:
+        return None
+    ratio = {p: np.array(costs[p]) / np.array(optima) for p in policies}
+    return CellRow(
+        traces.name,
+        cell.slack,
+        cell.switch_min,
+        len(optima),
+        {p: float(ratio[p].mean()) for p in policies},
+        {p: float(ratio[p].max()) for p in policies},
+        {p: float(np.sum(costs[p]) / np.sum(optima)) for p in policies},
+        late,
+        {p: tuple(costs[p]) for p in policies},
+        {p: switches[p] / len(optima) for p in policies},
+        float(np.mean(safe)),
+    )
+
+
+def _one(
+    policy: str,
+    traces: TraceSet,
+    record: PoolRecord,
+    ups: dict[Pool, np.ndarray],
+    cell: Cell,
+    start: int,
+    *,
+    bound: bool,
+) -> Run:
+    up, rule = ups[record.pool], get_policy(policy)
+    if policy not in FORECASTING:
+        return replay(rule, record, up, cell, start, None, None)
+    history = _past(traces, ups, start)
+    beliefs: Beliefs = forecaster("gamma_poisson").fit(history, now_ms=start * TICK_MS)
+    if bound:
+        beliefs = known(beliefs, record, up, int(len(up) * 0.4))
+    return replay(rule, record, up, cell, start, beliefs, history)
+
+
+FORECASTING = ("hybrid",)
+"""Policies whose decisions on a gang depend on forecasts."""
+
+_kept: dict[tuple[str, int], History] = {}
+
+
+def _past(traces: TraceSet, ups: dict[Pool, np.ndarray], start: int) -> History:
+    """Return a fresh copy of the history before `start`; made once for all cells."""
+    key = (traces.name, start)
+    if key not in _kept:
+        _kept[key] = Past(traces.records, ups, start).history()
+    return copy.deepcopy(_kept[key])
+
+
+def _optimum(record: PoolRecord, up: np.ndarray, cell: Cell) -> float:
+    split = 5 if cell.switch_min * 60 < TICK_S else 1
+    tick_h = TICK_S / 3600
+    return gang_optimum(
+        up,
+        units=round(cell.work_h / tick_h * split),
+        units_per_tick=split,
+        switch_units=round(cell.switch_min * 60 / TICK_S * split),
+        spot=record.spot_usd * tick_h,
+        safe=record.on_demand_usd * tick_h,
+    ).cost

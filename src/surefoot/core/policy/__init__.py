@@ -9,7 +9,9 @@ from surefoot.core.decide import Policy
 from surefoot.core.policy.fixed_mix import FixedMix
 from surefoot.core.policy.greedy import Greedy
 from surefoot.core.policy.hybrid import Hybrid
+from surefoot.core.policy.liveput import Liveput
 from surefoot.core.policy.on_demand import OnDemand
+from surefoot.core.policy.skyserve import SkyServe
 from surefoot.core.policy.spot_only import SpotOnly
 from surefoot.core.policy.uniform_progress import UniformProgress
 from surefoot.errors import ConfigError
@@ -21,6 +23,8 @@ _ALL: tuple[Policy, ...] = (
     Greedy(),
     FixedMix(),
     UniformProgress(),
+    SkyServe(),
+    Liveput(),
 )
 
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in _ALL}
