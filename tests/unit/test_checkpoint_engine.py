@@ -350,3 +350,38 @@ def test_a_save_in_flight_is_finished_at_exit(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
     with warnings.catch_warnings(), Checkpointer(tmp_path, read_only=True) as checkpointer:
         assert checkpointer.latest() == 5
+
+
+def test_too_little_room_is_said_at_the_first_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CASES.md 53: needed and free bytes, counting retention and one in flight."""
+    import shutil
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        with pytest.warns(UserWarning, match=r"2 checkpoints and one in flight need 0\.01 GB more"):
+            checkpointer.save(1, {"w": torch.ones(1_000_000)}, blocking=True)
+        checkpointer.save(2, {"w": torch.ones(1_000_000)}, blocking=True)
+        assert len(checkpointer.reports) == 1
+
+
+def test_memory_as_storage_is_said_at_the_first_save() -> None:
+    """CASES.md 70: what does not outlive the machine is no place for checkpoints."""
+    from surefoot.checkpoint.preflight import file_system_of, problems
+    from surefoot.checkpoint.storage import LocalStorage
+
+    if file_system_of(Path("/dev/shm")) != "tmpfs":
+        pytest.skip("/dev/shm is no tmpfs here")
+    found = problems(LocalStorage(Path("/dev/shm/surefoot-not-made")), 1, 1)
+    assert "goes with the VM" in found[0]
+
+
+def test_the_margin_before_a_deadline_comes_from_measured_saves(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.margin_s(10) is None
+        saved = checkpointer.save(1, {"w": torch.ones(1_000_000)}, blocking=True).saved
+        assert saved is not None
+        assert checkpointer.margin_s(10) == pytest.approx(10 - saved.persist_s)
+        assert checkpointer.margin_s(0) < 0

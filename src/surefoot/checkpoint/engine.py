@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -24,7 +25,8 @@ from surefoot.checkpoint.link import WriterProcess
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.persist import Order, Persister, data_name
 from surefoot.checkpoint.plan import SavePlan, plan_save
-from surefoot.checkpoint.save import Saved, SaveHandle
+from surefoot.checkpoint.preflight import problems
+from surefoot.checkpoint.save import Pace, Saved, SaveHandle
 from surefoot.checkpoint.shards import is_dtensor, plan_split, shards_of
 from surefoot.checkpoint.stage import Arena, Snapshot, owned_by, split
 from surefoot.checkpoint.storage import open_storage
@@ -86,6 +88,8 @@ class Checkpointer:
         self._abort = threading.Event()
         self.failures = 0
         self.last_durable: Saved | None = None
+        self._pace = Pace()
+        self._looked_ahead = False
         self._persister = Persister(self.catalog.storage.url, keep, attempt=0)
         self._persister.corrupt = self.catalog.corrupt
         self._writer, self._process = writer, WriterProcess()
@@ -175,6 +179,17 @@ class Checkpointer:
     def busy(self) -> bool:
         """Whether a save is in flight (a further one would wait for it)."""
         return any(not handle.done for handle in self._in_flight)
+
+    def margin_s(self, left_s: float) -> float | None:
+        """Return the seconds to spare if a save of the last size began now and had `left_s`.
+
+        By the slowest of the last eight saves; negative if it would not fit, None before the
+        first. A save that does not fit is void and harms nothing: the last good one stays.
+        """
+        if self.last_durable is None:
+            return None
+        expected_s = self._pace.expect_s(self.last_durable.n_bytes)
+        return None if expected_s is None else left_s - expected_s
 
     @property
     def reports(self) -> list[str]:
@@ -312,6 +327,7 @@ class Checkpointer:
                 self._note_failure(job.handle, error)
             else:
                 self.failures, self.last_durable = 0, saved
+                self._pace.note(saved)
                 job.handle.settle(saved)
 
     def _persist(self, job: _InFlight) -> Saved:
@@ -322,6 +338,7 @@ class Checkpointer:
                 f"step {step} was not saved: {job.snapshot.torn}",
                 hint="call barrier() before optimizer.step(), or use guard(optimizer)",
             )
+        self._look_ahead(job.plan.total_bytes)
         self._persister.attempt += 1
         tensors = {name: fmt.tensor_json(entry) for name, entry in job.plan.entries.items()}
         n_bytes = job.plan.total_bytes
@@ -329,6 +346,16 @@ class Checkpointer:
         folder = self._write(order, job.snapshot.arena)
         persist_s = time.monotonic() - job.started_s
         return Saved(step, folder, n_bytes, job.handle.stall_s, persist_s)
+
+    def _look_ahead(self, n_bytes: int) -> None:
+        """Before the first save, warn of what is bound to go wrong later."""
+        if not self._looked_ahead and self._coordinates:
+            self._looked_ahead = True
+            with contextlib.suppress(OSError):
+                size = n_bytes * (self.world if self._shares else 1)
+                for problem in problems(self.catalog.storage, size, self._persister.keep):
+                    self.reports.append(problem)
+                    warnings.warn(problem, stacklevel=2)
 
     def _write(self, order: Order, arena: Arena) -> str:
         if self._shares:

@@ -17,6 +17,25 @@ class Saved:
     persist_s: float
 
 
+class Pace:
+    """How long saves took lately, to tell whether one more fits before a deadline."""
+
+    def __init__(self) -> None:
+        self._bytes_s: list[float] = []
+
+    def note(self, saved: Saved) -> None:
+        """Learn from a save that became durable."""
+        if saved.persist_s > 0:
+            self._bytes_s = [*self._bytes_s[-7:], saved.n_bytes / saved.persist_s]
+
+    def expect_s(self, n_bytes: int) -> float | None:
+        """Return seconds from call to durable for so many bytes, by the slowest of the last saves.
+
+        None before any save was measured.
+        """
+        return n_bytes / min(self._bytes_s) if self._bytes_s else None
+
+
 class SaveHandle:
     """A save in flight; `wait()` returns when it is durable or raises why it is not."""
 
