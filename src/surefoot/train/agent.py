@@ -244,7 +244,9 @@ class Agent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to hear
         watcher = make_watcher(self._settings.notice)
         if watcher is not None:
-            threading.Thread(target=self._watch, args=(watcher,), name="notice", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(watcher,), name="notice", daemon=True
+            ).start()
 
     def _signal_wakeup(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -259,7 +261,9 @@ class Agent:
 
     def _watch(self, watcher: NoticeWatcher) -> None:
         """Watch for notices (own thread) until the agent ends."""
-        watcher.watch(lambda notice: self._signal_wakeup(f"{notice.left_ms}\n".encode()), self._done)
+        watcher.watch(
+            lambda notice: self._signal_wakeup(f"{notice.left_ms}\n".encode()), self._done
+        )
 
     def _start_child(self) -> None:
         s = self._settings
