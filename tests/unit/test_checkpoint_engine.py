@@ -385,3 +385,19 @@ def test_the_margin_before_a_deadline_comes_from_measured_saves(tmp_path: Path) 
         assert saved is not None
         assert checkpointer.margin_s(10) == pytest.approx(10 - saved.persist_s)
         assert checkpointer.margin_s(0) < 0
+
+
+def test_a_file_system_without_hard_links_still_fences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    older = Checkpointer(tmp_path, generation=1)
+    older.save(1, {"a": torch.ones(2)}, blocking=True)
+    newer = Checkpointer(tmp_path, generation=2)
+    with pytest.raises(FencedError):
+        older.save(2, {"a": torch.ones(2)}, blocking=True)
+    newer.save(3, {"a": torch.ones(2)}, blocking=True)
+    assert newer.steps() == [3, 1]

@@ -14,6 +14,7 @@ from surefoot.checkpoint.writer import write_file
 from surefoot.errors import AskUserError, AuthError, CheckpointError, CorruptError, NoSpaceError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -175,15 +176,36 @@ class LocalStorage:
         return LocalSource(str(self.root / key))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a file whole under a temporary name, then link it to `key` if that is free."""
+        """Write a file whole under a temporary name, then link it to `key` if that is free.
+
+        Where there are no hard links the file itself is made exclusively; if the machine dies
+        within that write the entry is unreadable, which readers skip.
+        """
         target = self.root / key
         temporary = self._write_temporary(target, data)
         try:
             os.link(temporary, target)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return self._create_in_place(target, data)
         finally:
             temporary.unlink()
+        sync_folder(target.parent)
+        return True
+
+    def _create_in_place(self, target: Path, data: bytes) -> bool:
+        try:
+            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         sync_folder(target.parent)
         return True
 
