@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from surefoot.core.decide import Observation
-from surefoot.core.fleet import STAYING
+from surefoot.core.fleet import STAYING, Instance, InstanceState
 from surefoot.core.forecast.port import Forecast, Hazard
 from surefoot.core.job import Job
 from surefoot.core.market import Capacity, Offering, Pool
-from surefoot.core.policy.terms import Curve, curve, floor_worth, steps_left, steps_per_h
+from surefoot.core.policy.terms import Curve, curve, floor_worth, price_of, steps_left, steps_per_h
 from surefoot.core.units import hours
 
 LONGEST_H = 24.0
@@ -54,6 +55,26 @@ class Economics:
     here, so the time of one save and one load stands for it."""
     shape: Curve
     forecast: Mapping[Pool, Forecast]
+    calm_h: Mapping[Pool, float]
+    """How long each pool has been seen to keep its VMs, hours."""
+
+    def is_blind(self, pool: Pool) -> bool:
+        """Return whether the pool's forecast rests on its prior alone: no loss was ever seen."""
+        belief = self.forecast.get(pool)
+        return belief is None or belief.observed_losses == 0
+
+    def stay_h(self, offer: Offering) -> float:
+        """Return how long a switch to this offering can count on: the expected life, or where
+        the forecast is blind no longer than the calm seen so far, a rule without prediction
+        that pays at most about twice the least (as in ski rental)."""
+        life = self.life_h(offer)
+        if offer.capacity is not Capacity.SPOT or not self.is_blind(offer.pool):
+            return life
+        return min(life, self.calm_h.get(offer.pool, life))
+
+    def needs_scout(self, pool: Pool) -> bool:
+        """Return whether nothing at all is known of the pool: one VM is tried first."""
+        return self.is_blind(pool) and pool not in self.calm_h
 
     def life_h(self, offer: Offering) -> float:
         """Return how long a fresh VM of this offering is expected to be kept."""
@@ -101,7 +122,7 @@ class Economics:
         """
         if self.alternative is None:
             return 0.0
-        life = self.life_h(offer)
+        life = self.stay_h(offer)
         saving = (self.alternative - self.list_price(offer)) * offer.speed * max(0.0, life)
         overlap = (offer.price_micro_usd_h + self.alternative * offer.speed) * self.boot_h
         return vms * (saving - overlap) - 2 * self.pause_micro_usd()
@@ -110,7 +131,7 @@ class Economics:
         """Return micro-dollars gained by adding `vms` of an offer to `worth` (D.4b)."""
         if self.alternative is None:
             return 0.0
-        life = self.life_h(offer)
+        life = self.stay_h(offer)
         gain = self.shape.gain(worth, vms * offer.speed) * self.alternative
         paid = vms * offer.price_micro_usd_h
         pauses = 2 * self.shape.at(worth) * self.pause_h * self.alternative
@@ -139,7 +160,20 @@ def economics(
         rollback_h=hours(save.persist_ms + save.restore_ms + cost.boot_ms),
         shape=curve(job),
         forecast=forecast,
+        calm_h=_calm_h(seen, forecast),
     )
+
+
+def _calm_h(seen: Observation, forecast: Mapping[Pool, Forecast]) -> Mapping[Pool, float]:
+    """Return by pool the age of the oldest ready spot VM, or of the window if that is more."""
+    calm = {
+        p: b.spell_age_h
+        for p, b in sorted(forecast.items())
+        if b.spell_age_h > 0 and not b.in_drought
+    }
+    for vm in seen.state.fleet.select(InstanceState.READY, capacity=Capacity.SPOT):
+        calm[vm.pool] = max(calm.get(vm.pool, 0.0), hours(vm.age_ms(seen.now_ms)))
+    return calm
 
 
 def _silent_share(seen: Observation) -> float:
@@ -154,3 +188,29 @@ def _horizon_h(job: Job, seen: Observation) -> float:
         return LONGEST_H
     speed = curve(job).at(max(float(job.num_nodes), floor_worth(job, seen), 1.0))
     return min(LONGEST_H, max(left / steps_per_h(job, seen) / speed, 1e-3))
+
+
+def anchor_pays(
+    seen: Observation, sums: Economics, spot: Sequence[Instance], safe: Sequence[Offering]
+) -> bool:
+    """Return whether one on-demand VM that keeps the state alive costs less than it saves.
+
+    It saves the work since the last checkpoint and the load whenever all spot VMs go at once
+    without a usable notice. Fleets over several regions are taken not to go at once.
+    """
+    ready = [vm for vm in spot if vm.state is InstanceState.READY]
+    pools = sorted({vm.pool for vm in ready})
+    places = {(pool.provider, pool.region) for pool in pools}
+    if len(places) != 1 or sums.alternative is None or not safe:
+        return False
+    beliefs = [sums.forecast[pool] for pool in pools if pool in sums.forecast]
+    events = max((b.events_per_h for b in beliefs), default=0.0)
+    all_gone = min((b.event_share for b in beliefs), default=0.0) / len(pools)
+    silent = _silent_share(seen)
+    save = seen.state.save_cost
+    effective_h = max(save.effective_ms, 1.0) / 3_600_000
+    interval_h = math.sqrt(2 * effective_h / max(events * silent, 1e-6))
+    lost_h = interval_h / 2 + hours(save.persist_ms + save.restore_ms)
+    risk = events * all_gone * silent * lost_h * sums.size * sums.alternative
+    premium = min(o.price_micro_usd_h for o in safe) - max(price_of(seen, vm) for vm in ready)
+    return risk > premium

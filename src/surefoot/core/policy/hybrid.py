@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from surefoot.core.decide import Observation
 from surefoot.core.fleet import STAYING, Instance, InstanceState
 from surefoot.core.forecast.port import Forecast
-from surefoot.core.job import Job
+from surefoot.core.job import FloorKind, Job
 from surefoot.core.market import Capacity, Offering, Pool
 from surefoot.core.plan import Launch, Memory, Plan
-from surefoot.core.policy.economics import Economics, economics
+from surefoot.core.policy.average import bank, floor_now
+from surefoot.core.policy.economics import Economics, anchor_pays, economics
 from surefoot.core.policy.fill import fill, obtainable, worth_of
 from surefoot.core.policy.finish import finish, is_gang_with_deadline
 from surefoot.core.policy.greedy import surplus
 from surefoot.core.policy.guard import leave, overruled
-from surefoot.core.policy.regions import Place, choose_place
+from surefoot.core.policy.regions import Place, choose_place, present_home, shortage_h
 from surefoot.core.policy.terms import (
     allowed,
     dollars,
@@ -41,13 +42,14 @@ class Hybrid:
 
     `max_share`: share of the spot fleet that one pool may hold while another pool can be had
     for at most `spread_premium` more. `losses_to_cool`: that many loss events within ten boots
-    make the next launches on-demand for five boots. `grid`: ticks into which the time to a
+    make the next launches on-demand for `cool_boots` boots. `grid`: ticks into which the time to a
     deadline is cut. `move_micro_usd`: what the transfer of a checkpoint to another region costs.
     """
 
     max_share: float = 0.5
     spread_premium: float = 0.25
     losses_to_cool: int = 3
+    cool_boots: float = 2.0
     grid: int = 432
     move_micro_usd: int = 0
     name: str = "hybrid"
@@ -58,13 +60,16 @@ class Hybrid:
             return end
         if is_gang_with_deadline(job) and job.throughput.ceiling <= job.num_nodes:
             return finish(job, seen, forecast, grid=self.grid)
-        memory = self._remember(seen)
+        memory, saved = self._remember(seen), bank(job, seen)
+        if job.throughput.kind is FloorKind.AVERAGE:
+            memory = {**memory, **saved.memory}
         scene = _scene(
             job,
             seen,
             forecast,
             cooling=memory["cool_until"] > seen.now_ms,
             move_micro_usd=self.move_micro_usd,
+            surplus_h=saved.surplus_h,
         )
         spot = self._spot_launches(scene)
         safe = _stand_ins(scene, spot)
@@ -92,7 +97,7 @@ class Hybrid:
         times = [t for t in times if seen.now_ms - t <= 10 * boot][-self.losses_to_cool :]
         until = old.get("cool_until", 0.0)
         if len(times) >= self.losses_to_cool and until <= seen.now_ms:
-            until, times = float(seen.now_ms + 5 * boot), []
+            until, times = seen.now_ms + self.cool_boots * boot, []
         kept = {f"loss_at.{i}": t for i, t in enumerate(times)}
         return {**kept, "losses": total, "cool_until": until if until > seen.now_ms else 0.0}
 
@@ -129,6 +134,8 @@ class _Scene:
     sums: Economics
     place: Place
     floor: float
+    base: int
+    """On-demand VMs to hold in any case: the job's base, or an anchor."""
     offers: tuple[Offering, ...]
     """Spot that may be launched now, cheapest first."""
     safe: tuple[Offering, ...]
@@ -179,9 +186,12 @@ def _scene(
     *,
     cooling: bool,
     move_micro_usd: int,
+    surplus_h: float,
 ) -> _Scene:
     cheap, dear = (allowed(job, seen, c) for c in (Capacity.SPOT, Capacity.ON_DEMAND))
     sums, floor = economics(job, seen, forecast, dear), floor_worth(job, seen)
+    short = shortage_h(seen, sums, cheap, present_home(seen))
+    floor = max(floor_now(job, seen, surplus_h, short), floor if slack_is_gone(job, seen) else 0.0)
     place = choose_place(
         job, seen, sums, cheap, dear, floor=floor, move_micro_usd=float(move_micro_usd)
     )
@@ -206,6 +216,7 @@ def _scene(
         sums=sums,
         place=place,
         floor=floor,
+        base=max(job.on_demand_base, 1 if anchor_pays(seen, sums, spot, safe) else 0),
         offers=cheaper,
         safe=safe,
         good=tuple(vm for vm in spot if vm not in bad),
@@ -253,15 +264,22 @@ def _spot_goal(scene: _Scene) -> float:
     on_demand = worth(scene.reserve)
     lacking = max(0.0, scene.floor - held - on_demand)
     goal = held + lacking + _returning(scene, on_demand)
+    if goal < scene.floor - 1e-6:  # on-demand holds the rest, and is not to be replaced yet
+        return goal
     return max(goal, _grown(scene, max(goal, min(held, asked))))
 
 
 def _returning(scene: _Scene, on_demand: float) -> float:
     """Return the worth to move from on-demand back to spot, beyond the on-demand base."""
-    movable = min(on_demand - scene.job.on_demand_base, scene.floor - worth(scene.good))
+    movable = min(on_demand - scene.base, scene.floor - worth(scene.good))
     if movable <= 1e-6:
         return 0.0
     best = scene.offers[0]
+    if scene.sums.needs_scout(best.pool):
+        known = any(vm.pool == best.pool for vm in scene.good)
+        movable = 0.0 if known else min(movable, best.speed)
+    if movable <= 0:
+        return 0.0
     count = whole(movable / best.speed)
     return movable if scene.sums.return_gain(best, count) > 0 else 0.0
 
@@ -286,7 +304,7 @@ def _stand_ins(scene: _Scene, spot: Sequence[Launch]) -> tuple[Launch, ...]:
     on-demand VMs then.
     """
     coming = worth(scene.good) + worth_of(scene.seen, spot)
-    base = float(scene.job.on_demand_base)
+    base = float(scene.base)
     need = max(scene.floor - coming, min(base, max(scene.floor, float(scene.job.num_nodes))))
     return fill(scene.job, scene.seen, scene.safe, worth=need - worth(scene.reserve), taken=spot)
 
@@ -295,7 +313,7 @@ def _leavers(scene: _Scene) -> tuple[list[str], list[str]]:
     """Return the tokens to let go, and why: only what ready VMs make superfluous."""
     seen, job = scene.seen, scene.job
     good = worth(vm for vm in scene.good if vm.state is InstanceState.READY)
-    base = float(job.on_demand_base)
+    base = float(scene.base)
     spare = surplus(scene.reserve, max(scene.floor - good, base))
     safe = worth(vm for vm in scene.reserve if vm.state is InstanceState.READY)
     strays = _strays(scene, good + safe)
@@ -355,6 +373,16 @@ def _reason(
         text.append(scene.place.note)
     if scene.blocked:
         text.append(scene.blocked)
+    if scene.base > scene.job.on_demand_base:
+        text.append("an on-demand anchor costs less than the loss of the whole group would")
+    blind = sorted({str(o.pool) for o in scene.offers if sums.is_blind(o.pool)})
+    if blind and (spot or not scene.good):
+        text.append(
+            f"no loss seen yet in {len(blind)} of {len(scene.offers)} pools: no forecast is "
+            "used there, a switch has to repay within the calm seen so far"
+        )
+    if scene.job.throughput.kind is FloorKind.AVERAGE:
+        text.append(f"floor {scene.job.throughput.floor:g} on average, now {scene.floor:.2f}")
     aside = sum(set_aside(seen, pool) for pool in scene.job.pools)
     if aside:
         text.append(f"{aside} pools set aside after refusals")

@@ -156,17 +156,17 @@ def _span_h(
     """Return how long the difference should last: their VMs' lives, our shortage."""
     theirs = [o for o in spot if region_of(o.pool) == there]
     life = max((sums.life_h(o) for o in theirs), default=0.0)
-    return min(life, max(_shortage_h(seen, sums, spot, here), hours(60_000)))
+    return min(life, max(shortage_h(seen, sums, spot, here), hours(60_000)))
 
 
-def _shortage_h(
-    seen: Observation, sums: Economics, spot: Sequence[Offering], here: Region
+def shortage_h(
+    seen: Observation, sums: Economics, spot: Sequence[Offering], here: Region | None
 ) -> float:
     """Return how long the home region's spot is expected to stay as it is."""
     spans = []
     for offer in spot:
         belief = sums.forecast.get(offer.pool)
-        if region_of(offer.pool) != here or belief is None:
+        if (here is not None and region_of(offer.pool) != here) or belief is None:
             continue
         short = belief.in_drought or set_aside(seen, offer.pool) or offer.available == 0
         if not short:
