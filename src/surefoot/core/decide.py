@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from surefoot.core.interval import choose_interval
-
 from surefoot.core.event import State
 from surefoot.core.forecast.port import Beliefs, Forecast, predict_all
+from surefoot.core.interval import choose_interval
 from surefoot.core.job import Job
 from surefoot.core.market import Pool
 from surefoot.core.plan import Decision, Plan
