@@ -18,7 +18,7 @@ LEAST_ODDS, MOST_ODDS = 0.0005, 0.9995
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows whose future is known: one row is one pool's held VMs at one moment.
+    """Rows whose future is known: a row is one pool's VMs of one age bin at one moment.
 
     `features`: n rows. `age_x`: (n, len(AGE_NAMES)), mean age features of the VMs. `bins`:
     (n, BINS), share of the VMs in each age bin. `lost`: (n, horizons), share that was lost.

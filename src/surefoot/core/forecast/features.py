@@ -26,7 +26,9 @@ AGE_BINS_H: tuple[float, ...] = (
     *(23.15, 23.4, 23.65, 23.9, 24.15, 24.4, 26.0, 30.0, 48.0, 96.0),
 )
 """Ages at which the learned hazards step; fine round 24 h, where some products end a VM."""
-AGE_STEPS_H: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 23.7, 24.3)
+AGE_STEPS_H: tuple[float, ...] = (
+    *(0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 22.0, 22.9, 23.4, 23.65, 23.9, 24.4),
+)
 
 POOL_NAMES: tuple[str, ...] = (
     *("one", "all pools", "long run", "72 h", "24 h", "6 h", "1 h", "15 min"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,12 +10,11 @@ import numpy as np
 
 from surefoot.core.forecast.expert import BINS, HORIZONS_H, Batch
 from surefoot.core.forecast.features import (
-    AGE_NAMES,
+    AGE_BINS_H,
     Features,
     Ints,
     Raw,
     age_rows,
-    bin_of,
     features,
 )
 from surefoot.core.forecast.port import Floats
@@ -28,12 +28,12 @@ STEPS_AHEAD = round(HORIZONS_H[-1] * STEPS_PER_H)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One grid instant: the state of all pools, and the VMs held in some of them."""
+    """One grid instant: the state of all pools, and the VMs held in them by age bin."""
 
     at_ms: int
     raw: Raw
     held: tuple[int, ...]
-    """Row numbers of the pools with VMs."""
+    """The pool of each row: a row is the VMs of one pool in one age bin."""
     keys: tuple[tuple[str, ...], ...]
     age_x: Floats
     bins: Floats
@@ -41,20 +41,22 @@ class Snapshot:
 
 def snapshot(watch: Watch, at_ms: int) -> Snapshot | None:
     """Return the instant's rows; None when no VM is held anywhere."""
-    held = tuple(i for i, e in enumerate(watch.evidence) if e.alive)
-    if not held:
+    groups: dict[tuple[int, int], list[str]] = {}
+    ages: dict[tuple[int, int], float] = {}
+    for pool, one in enumerate(watch.evidence):
+        for key, born_ms in one.alive.items():
+            age_h = max(0, at_ms - born_ms) / MS_PER_HOUR
+            group = (pool, bisect_right(AGE_BINS_H, age_h + 1e-9) - 1)
+            groups.setdefault(group, []).append(key)
+            ages[group] = ages.get(group, 0.0) + age_h
+    if not groups:
         return None
-    keys = tuple(tuple(watch.evidence[i].alive) for i in held)
-    counts = [len(k) for k in keys]
-    born = [b for i in held for b in watch.evidence[i].alive.values()]
-    ages = np.maximum(0.0, at_ms - np.array(born, dtype=np.float64)) / MS_PER_HOUR
-    owner = np.repeat(np.arange(len(held)), counts)
-    share = 1.0 / np.repeat(counts, counts)
-    age_x = np.zeros((len(held), len(AGE_NAMES)))
-    np.add.at(age_x, owner, age_rows(ages) * share[:, None])
-    bins = np.zeros((len(held), BINS))
-    np.add.at(bins, (owner, bin_of(ages)), share)
-    return Snapshot(at_ms, watch.raw((), at_ms), held, keys, age_x, bins)
+    mean = np.array([ages[group] / len(keys) for group, keys in groups.items()])
+    bins = np.zeros((len(groups), BINS))
+    bins[np.arange(len(groups)), [b for _, b in groups]] = 1.0
+    held = tuple(pool for pool, _ in groups)
+    keys = tuple(tuple(k) for k in groups.values())
+    return Snapshot(at_ms, watch.raw((), at_ms), held, keys, age_rows(mean), bins)
 
 
 @dataclass(frozen=True, slots=True)

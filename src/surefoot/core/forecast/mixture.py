@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 
 from surefoot.core.forecast.evidence import Evidence, Rules
-from surefoot.core.forecast.expert import HORIZONS_H, LEAST_ODDS, MOST_ODDS, Expert, row_odds
-from surefoot.core.forecast.features import AGE_BINS_H, Features, features
+from surefoot.core.forecast.expert import (
+    HORIZONS_H,
+    LEAST_ODDS,
+    MOST_ODDS,
+    Batch,
+    Expert,
+    row_odds,
+)
+from surefoot.core.forecast.features import AGE_BINS_H, Features, Ints, features
 from surefoot.core.forecast.lessons import (
     STEPS_AHEAD,
     Labelled,
@@ -29,6 +36,14 @@ from surefoot.core.market import Pool
 from surefoot.core.trace import History
 
 HOUR_BIN = AGE_BINS_H.index(1.0)
+
+GROUP_EDGES_H: tuple[float, ...] = (0.0, 1.0, 20.0)
+"""Age groups in which the experts are weighed apart: what knows fresh VMs well may know
+nothing of old ones, and of a product's last hour."""
+GROUP_OF_BIN = np.searchsorted(np.array(GROUP_EDGES_H), np.array(AGE_BINS_H), "right") - 1
+GROUPS = len(GROUP_EDGES_H)
+IN_GROUP = np.eye(GROUPS)[GROUP_OF_BIN]
+"""Shape (bins, groups): 1 where the bin is in the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +68,8 @@ class Mixture:
     def fit(self, history: History, *, now_ms: int) -> Beliefs:
         """Return beliefs formed from scratch from all of `history` up to `now_ms`."""
         experts = self.experts()
-        scores = np.zeros((0, len(HORIZONS_H), len(experts)))
-        blank = MixtureBeliefs(self, Watch(self.rules), experts, scores, scores[:0].sum(axis=0))
+        scores = np.zeros((GROUPS, len(HORIZONS_H), len(experts)))
+        blank = MixtureBeliefs(self, Watch(self.rules), experts, scores[:0], scores)
         return blank.update(history, now_ms=now_ms)
 
     def restored(self, body: Mapping[str, Any]) -> Beliefs:
@@ -66,8 +81,9 @@ class Mixture:
 class MixtureBeliefs:
     """The state of all pools, the experts, and their decayed log scores.
 
-    `pool_scores`: (n, horizons, experts). `all_scores`: (horizons, experts). A score is a sum of
-    weight x log likelihood. Treat it as immutable: `update` returns another.
+    `pool_scores`: (n, horizons, experts), over all ages. `all_scores`: (groups, horizons,
+    experts), over all pools. A score is a sum of weight x log likelihood, the best expert's
+    taken off. Treat it as immutable: `update` returns another.
     """
 
     model: Mixture
@@ -111,17 +127,24 @@ class MixtureBeliefs:
             stormy = storm(self.model.storm, raw.sums[rows], expected)
         blank = Evidence()
         evidence = [watch.evidence[i] if i < len(watch.evidence) else blank for i in rows]
-        return tell(self.model, unique, evidence, seen, odds, stormy, weights, now_ms)
+        mean = weights.mean(axis=(1, 2))
+        shown = {one.name: mean[:, k] for k, one in enumerate(self.experts)}
+        return tell(self.model, unique, evidence, seen, odds, stormy, shown, now_ms)
 
-    def weights(self, rows: Any) -> Floats:
-        """Return the weight of each expert for pools by number: (n, horizons, experts)."""
-        known = np.zeros((len(rows), *self.all_scores.shape))
-        old = np.asarray(rows) < len(self.pool_scores)
-        known[old] = self.pool_scores[np.asarray(rows)[old]]
-        log_weight = np.log(np.array(self.model.prior)) + 0.5 * (self.all_scores + known)
-        log_weight -= log_weight.max(axis=2, keepdims=True)
+    def weights(self, rows: Ints) -> Floats:
+        """Return the weight of each expert for pools by number: (n, groups, horizons, experts).
+
+        The score among all pools (by age) and the pool's own (over all ages) count half each.
+        """
+        known = np.zeros((len(rows), *self.pool_scores.shape[1:]))
+        old = rows < len(self.pool_scores)
+        known[old] = self.pool_scores[rows[old]]
+        log_weight = np.log(np.array(self.model.prior)) + 0.5 * (
+            self.all_scores[None] + known[:, None]
+        )
+        log_weight -= log_weight.max(axis=-1, keepdims=True)
         weight = np.exp(log_weight) + 1e-3 * np.array(self.model.prior)
-        return np.asarray(weight / weight.sum(axis=2, keepdims=True), dtype=np.float64)
+        return np.asarray(weight / weight.sum(axis=-1, keepdims=True), dtype=np.float64)
 
     def to_dict(self) -> Mapping[str, object]:
         """Return the state as JSON-able values; rows whose future is open are left out."""
@@ -153,7 +176,7 @@ class MixtureBeliefs:
         experts = tuple(
             one.restored(state) for one, state in zip(model.experts(), body["experts"], strict=True)
         )
-        shape = (-1, len(HORIZONS_H), len(experts))
+        shape = (len(body["pool_scores"]), len(HORIZONS_H), len(experts))
         return cls(
             model,
             watch,
@@ -169,7 +192,7 @@ class MixtureBeliefs:
         total: Floats = np.zeros(())
         for k, expert in enumerate(self.experts):
             odds = np.clip(expert.odds(seen), LEAST_ODDS, MOST_ODDS)
-            total = total + weights[:, None, :, k] * odds
+            total = total + weights[:, GROUP_OF_BIN][..., k] * odds
         return np.asarray(np.maximum.accumulate(total, axis=2), dtype=np.float64)
 
     def _step(self, history: History, at_ms: int) -> None:
@@ -190,22 +213,27 @@ class MixtureBeliefs:
     def _learn(self) -> None:
         """Score every expert on the lessons, then let each learn from them."""
         held = sum(len(k) for one in self.lessons for k in one.seen.keys)
-        rows = sum(len(one.seen.held) for one in self.lessons)
+        rows = sum(len(set(one.seen.held)) for one in self.lessons)
         self.rows = self.rows + rows
         self.usual_vms += (held / rows - self.usual_vms) * min(1.0, rows / self.rows)
         batch, owner = batch_of(self.lessons, self.usual_vms, self.model.lesson_rows)
         span = len(self.lessons) * STEP_MS / 3_600_000
         fade = 2.0 ** (-span / self.model.score_half_life_h)
-        scores = np.zeros((len(self.watch.evidence), *self.all_scores.shape))
+        scores = np.zeros((len(self.watch.evidence), *self.pool_scores.shape[1:]))
         scores[: len(self.pool_scores)] = self.pool_scores * fade
-        gains = np.empty((len(batch), *self.all_scores.shape))
+        gains = self._gains(batch)
+        np.add.at(scores, owner, gains)
+        self.pool_scores = scores
+        among = np.einsum("ng,nhk->ghk", batch.bins @ IN_GROUP, gains)
+        self.all_scores = self.all_scores * fade + among
+        self.experts = tuple(expert.learned(batch) for expert in self.experts)
+        self.lessons = ()
+
+    def _gains(self, batch: Batch) -> Floats:
+        """Return each row's weighted log score by horizon and expert, below the best one's."""
+        gains = np.empty((len(batch), *self.pool_scores.shape[1:]))
         for k, expert in enumerate(self.experts):
             odds = np.clip(row_odds(expert.odds(batch.features), batch.bins), 0.003, 0.997)
             log_score = batch.lost * np.log(odds) + (1.0 - batch.lost) * np.log1p(-odds)
             gains[:, :, k] = batch.weight * log_score
-        gains -= gains.max(axis=2, keepdims=True)
-        np.add.at(scores, owner, gains)
-        self.pool_scores = scores
-        self.all_scores = self.all_scores * fade + gains.sum(axis=0)
-        self.experts = tuple(expert.learned(batch) for expert in self.experts)
-        self.lessons = ()
+        return np.asarray(gains - gains.max(axis=2, keepdims=True), dtype=np.float64)

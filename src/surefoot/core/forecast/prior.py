@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -58,9 +59,9 @@ def posteriors(prior: RatePrior, events: Floats, exposure_h: Floats) -> RateBeli
     weight is multiplied by its evidence (Gelman et al., Bayesian Data Analysis, 2.6).
     """
     shape = prior.shape + np.maximum(events, 0.0)[:, None]
-    inverse = prior.shape / prior.centres()
+    inverse, log_prior = _components(prior)
     total = inverse + np.maximum(exposure_h, 0.0)[:, None]
-    log_weight = prior.log_weights() + prior.shape * np.log(inverse) - shape * np.log(total)
+    log_weight = log_prior - shape * np.log(total)
     weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
     weight /= weight.sum(axis=1, keepdims=True)
     means = shape / total
@@ -73,6 +74,12 @@ def posterior(prior: RatePrior, events: float, exposure_h: float) -> tuple[float
     """Return (mean, low, high) for one pool, as `posteriors` does."""
     one = posteriors(prior, np.array([events]), np.array([exposure_h]))
     return float(one.mean[0]), float(one.low[0]), float(one.high[0])
+
+
+@lru_cache(maxsize=32)
+def _components(prior: RatePrior) -> tuple[Floats, Floats]:
+    inverse = prior.shape / prior.centres()
+    return inverse, prior.log_weights() + prior.shape * np.log(inverse)
 
 
 def _interval(mean: Floats, variance: Floats) -> tuple[Floats, Floats]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from surefoot.core.forecast.features import HALF_LIVES_H, HELD, MOMENTS, SHARES
 from surefoot.core.forecast.port import Floats
 
-MEMORIES: tuple[int, ...] = tuple(HALF_LIVES_H.index(h) for h in (6.0, 1.0, 0.25))
+MEMORIES: list[int] = [HALF_LIVES_H.index(h) for h in (6.0, 1.0, 0.25)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,44 +32,34 @@ def storm(rule: StormRule, sums: Floats, expected_per_h: Floats) -> tuple[Floats
     """
     share = np.clip(sums[:, SHARES, 3] + 0.5, 0.02, None) / (sums[:, MOMENTS, 3] + 1.0)
     usual = np.maximum(expected_per_h, 1e-6) / share
-    log_odds, rates = [], []
-    for k in MEMORIES:
-        evidence, rate = _against(rule, sums[:, MOMENTS, k], sums[:, HELD, k], usual)
-        log_odds.append(evidence + np.log(rule.odds))
-        rates.append(rate * share)
-    relative = np.exp(np.minimum(np.stack(log_odds), 50.0))
-    total = relative.sum(axis=0)
-    rate = (relative * np.stack(rates)).sum(axis=0) / total
-    return total / (1.0 + total), rate
-
-
-def _against(
-    rule: StormRule, moments: Floats, hours: Floats, usual: Floats
-) -> tuple[Floats, Floats]:
-    """Return (log evidence of a storm over none, mean storm rate per hour), each (n,)."""
-    centre = usual[:, None] * np.array(rule.centres)
-    inverse = rule.shape / centre
-    shape = rule.shape + moments[:, None]
+    moments, hours = (sums[:, what][:, MEMORIES, None] for what in (MOMENTS, HELD))
+    inverse = rule.shape / (usual[:, None, None] * np.array(rule.centres))
+    shape = rule.shape + moments
     log_weight = (
         rule.shape * np.log(inverse)
-        - shape * np.log(inverse + hours[:, None])
+        - shape * np.log(inverse + hours)
         + _log_gamma(shape)
-        - _log_gamma(np.array(rule.shape))
-        - np.log(len(rule.centres))
+        - _constant(rule)
     )
-    top = log_weight.max(axis=1)
-    weight = np.exp(log_weight - top[:, None])
-    total = weight.sum(axis=1)
-    mean = (weight * shape / (inverse + hours[:, None])).sum(axis=1) / total
-    calm = moments * np.log(usual) - usual * hours
-    return top + np.log(total) - calm, mean
+    top = log_weight.max(axis=2)
+    weight = np.exp(log_weight - top[:, :, None])
+    total = weight.sum(axis=2)
+    rates = (weight * shape / (inverse + hours)).sum(axis=2) / total
+    calm = moments[:, :, 0] * np.log(usual)[:, None] - usual[:, None] * hours[:, :, 0]
+    relative = np.exp(np.minimum(top + np.log(total) - calm + np.log(rule.odds), 50.0))
+    odds = relative.sum(axis=1)
+    return odds / (1.0 + odds), share * (relative * rates).sum(axis=1) / odds
+
+
+@lru_cache(maxsize=32)
+def _constant(rule: StormRule) -> float:
+    one = _log_gamma(np.array(rule.shape))
+    return float(one) + float(np.log(len(rule.centres)))
 
 
 def _log_gamma(x: Floats) -> Floats:
-    """Return log Gamma(x) for x > 0: Stirling's series after shifting x up by 6."""
-    shift = np.zeros_like(x)
-    for k in range(6):
-        shift = shift + np.log(x + k)
-    y = x + 6.0
+    """Return log Gamma(x) for x > 0: Stirling's series after shifting x up by 4."""
+    shift = np.log(x * (x + 1.0) * (x + 2.0) * (x + 3.0))
+    y = x + 4.0
     series = 1.0 / (12.0 * y) - 1.0 / (360.0 * y**3)
     return np.asarray((y - 0.5) * np.log(y) - y + 0.9189385332046727 + series - shift)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,10 +36,10 @@ def tell(
     seen: Features,
     odds: Floats,
     stormy: tuple[Floats, Floats] | None,
-    weights: Floats,
+    weights: Mapping[str, Floats],
     now_ms: int,
 ) -> dict[Pool, Forecast]:
-    """Return the forecasts. `odds`: (n, bins, horizons); `weights`: (n, horizons, experts)."""
+    """Return the forecasts. `odds`: (n, bins, horizons); `weights`: (n,) by expert."""
     near = _near(odds, stormy)
     hints = [_rebalance(e, now_ms) for e in evidence]
     for i, odds_of_loss in enumerate(hints):
@@ -49,7 +49,6 @@ def tell(
     belief = posteriors(model.rate_prior, counts[:, 0], counts[:, 1])
     low, high = belief.low / belief.mean, belief.high / belief.mean
     rates = near[:, :, -1] / NEAR_H[-1]
-    names = [expert.name for expert in model.experts()]
     told = {}
     for i, (pool, one) in enumerate(zip(pools, evidence, strict=True)):
         supply = expect_supply(one, model.supply, model.rules.curve, now_ms=now_ms)
@@ -71,7 +70,7 @@ def tell(
             event_share=share,
             observed_losses=one.observed_losses,
             notes=_notes(one, seen.rates[i], stormy[0][i] if stormy else 0.0, hints[i]),
-            weights=dict(zip(names, weights[i].mean(axis=0).tolist(), strict=True)),
+            weights={name: float(weight[i]) for name, weight in weights.items()},
             window=supply.window,
             drought=supply.drought,
             spell_age_h=supply.spell_age_h,
