@@ -7,8 +7,9 @@ from policy_world import H, S, World, asked, forecast, job, on_demand, pool, see
 
 from surefoot.core.job import Limits, Work
 from surefoot.core.market import Capacity
-from surefoot.core.policy import POLICIES, get_policy
+from surefoot.core.policy import POLICIES, get_policy, policy_for
 from surefoot.core.policy.terms import Curve, curve
+from surefoot.core.trace import PoolTrace, Semantics, Step, Trace
 from surefoot.errors import ConfigError
 
 A = pool("a")
@@ -72,3 +73,53 @@ def test_a_curve_is_concave_piecewise_linear_and_scaled_to_the_asked_size():
     assert shape.at(12) == pytest.approx(8)
     assert shape.needed(6) == pytest.approx(8)
     assert Curve().at(3) == 3
+
+
+def record(up_ms: int, total_ms: int) -> Trace:
+    """A pool of 8 with one drought in the middle hour."""
+    supply = (Step(0, 8), Step(up_ms, 0), Step(2 * up_ms, 8))
+    prices = ((Step(0, 300_000),), (Step(0, 1_000_000),))
+    return Trace("t", Semantics.SUPPLY, 0, total_ms, {A: PoolTrace(A, supply, *prices)})
+
+
+def test_the_oracle_needs_a_trace_and_says_so():
+    with pytest.raises(ConfigError, match="looks ahead"):
+        get_policy("oracle")
+    assert policy_for("oracle", record(H, 3 * H)).name == "oracle"
+    assert policy_for("hybrid", record(H, 3 * H)).name == "hybrid"
+
+
+def test_the_oracle_boots_stand_ins_before_the_drought_and_never_breaks_the_floor():
+    trace = record(H, 3 * H)
+    world = World(
+        job(A), policy_for("oracle", trace), lambda _, t: 0 if H <= t < 2 * H else 8, lambda _: ONE
+    ).run(3 * H - 1, tick_ms=10 * S)
+    ready = [(t, s + d) for t, s, d, _ in world.log if t > 70 * S]
+    assert all(count >= 8 for _, count in ready)
+    assert world.ready(Capacity.SPOT) == 8 and world.ready(Capacity.ON_DEMAND) == 0
+
+
+def test_skyserve_holds_on_demand_for_what_is_not_ready():
+    held = tuple(vm(f"s{i}", A) for i in range(6))
+    plan = get_policy("skyserve").decide(job(A), seen(ONE, held, failures={A: 11 * H}), {})
+    assert asked(plan, Capacity.ON_DEMAND) == 3
+    assert "dynamic fallback" in plan.reason
+
+
+def test_liveput_grows_while_re_forming_costs_less_than_it_brings():
+    held = tuple(vm(f"s{i}", A) for i in range(8))
+    grown = get_policy("liveput").decide(
+        job(A, floor=8, ceiling=16), seen(ONE, held), {A: forecast(A)}
+    )
+    assert asked(grown, Capacity.SPOT) == 8
+
+
+def test_uniform_progress_idles_when_ahead_and_pays_when_behind():
+    terms = dict(nodes=1, floor=0, ceiling=1, work=Work(total_steps=36_000, step_ms=1_000))
+    policy = get_policy("uniform-progress")
+    loose = job(A, limits=Limits(deadline_ms=40 * H), **terms)
+    closed = (spot(A, 0.3, available=0), on_demand(A, 1.0))
+    first = policy.decide(loose, seen(closed, failures={A: 11 * H}), {})
+    assert "ahead" in first.reason or "behind" in first.reason
+    later = seen(closed, failures={A: 21 * H}, now_ms=20 * H, memory=first.memory)
+    assert asked(policy.decide(loose, later, {}), Capacity.ON_DEMAND) == 1
