@@ -401,3 +401,48 @@ def test_a_file_system_without_hard_links_still_fences(
         older.save(2, {"a": torch.ones(2)}, blocking=True)
     newer.save(3, {"a": torch.ones(2)}, blocking=True)
     assert newer.steps() == [3, 1]
+
+
+def test_a_state_with_nan_never_pushes_out_a_good_one(tmp_path: Path) -> None:
+    """CASES.md 68: the save is void, the last finite one is kept."""
+    good = {"w": torch.ones(100), "huge": torch.full((9,), 3e38), "n": torch.arange(3)}
+    with Checkpointer(tmp_path, keep=1, finite_only=True) as checkpointer:
+        checkpointer.save(1, good, blocking=True)
+        for dtype, value in ((torch.float32, "nan"), (torch.bfloat16, "inf")):
+            bad = {**good, "w": torch.full((100,), float(value), dtype=dtype)}
+            with pytest.raises(CheckpointError, match=r"state\[w\] holds a NaN"):
+                checkpointer.save(2, bad, blocking=True)
+        assert checkpointer.steps() == [1] and checkpointer.failures == 2
+        checkpointer.save(3, good, blocking=True)
+
+
+@pytest.mark.parametrize("writer", ["thread", "process"])
+def test_two_arenas_take_turns_and_sizes_may_change(tmp_path: Path, writer: str) -> None:
+    with Checkpointer(tmp_path, keep=9, arenas=2, writer=writer) as checkpointer:
+        handles = []
+        for step in range(1, 7):
+            state = {"w": torch.full((100_000 * (1 + step // 2 % 2),), float(step))}
+            handles.append(checkpointer.save(step, state))
+        assert [handle.wait(30).step for handle in handles] == [1, 2, 3, 4, 5, 6]
+        for step in range(1, 7):
+            assert bool((checkpointer.load(step=step)[1]["w"] == step).all())
+
+
+def test_five_failed_saves_in_a_row_are_counted_and_the_end_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CASES.md 54: not only logged; close raises when the last save failed."""
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"w": torch.ones(3)}, blocking=True)
+
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error", str(tmp_path))
+
+    monkeypatch.setattr(checkpointer.catalog.storage, "write_data", broken)
+    monkeypatch.setattr(checkpointer._persister.storage, "write_data", broken)
+    for step in range(2, 7):
+        handle = checkpointer.save(step, {"w": torch.ones(3)})
+    handle.settled()
+    assert checkpointer.failures == 5 and checkpointer.last_durable.step == 1
+    with pytest.raises(CheckpointError, match="EIO"):
+        checkpointer.close()

@@ -20,6 +20,7 @@ import torch
 from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint import tree as trees
 from surefoot.checkpoint.catalog import Catalog, Loaded
+from surefoot.checkpoint.finite import first_nonfinite
 from surefoot.checkpoint.gather import Meeting
 from surefoot.checkpoint.link import WriterProcess
 from surefoot.checkpoint.manifest import Manifest
@@ -28,7 +29,7 @@ from surefoot.checkpoint.plan import SavePlan, plan_save
 from surefoot.checkpoint.preflight import problems
 from surefoot.checkpoint.save import Pace, Saved, SaveHandle
 from surefoot.checkpoint.shards import is_dtensor, plan_split, shards_of
-from surefoot.checkpoint.stage import Arena, Snapshot, owned_by, split
+from surefoot.checkpoint.stage import Arena, Arenas, Snapshot, owned_by, split
 from surefoot.checkpoint.storage import open_storage
 from surefoot.errors import CheckpointError, FencedError
 
@@ -63,7 +64,9 @@ class Checkpointer:
     `read_only=True`: never takes charge; only `load`, `latest`, `steps` and `verify` work.
     `writer`: "process" writes from a process of its own, which leaves the interpreter and the page
     cache alone and finishes its save even if the trainer dies; "thread" writes from a thread;
-    "auto" takes the process from 64 MB of state on.
+    "auto" takes the process from 64 MB of state on. `arenas`: snapshots held in memory at a time;
+    with 2 a save need not wait until the one before is durable. `finite_only=True` voids the save
+    of a state with a NaN or infinity in it, so that it never pushes out a good one.
     """
 
     def __init__(
@@ -79,9 +82,13 @@ class Checkpointer:
         overlap: bool = False,
         read_only: bool = False,
         writer: Literal["auto", "process", "thread"] = "auto",
+        arenas: int = 1,
+        finite_only: bool = False,
     ) -> None:
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1, not {keep}")
+        if arenas < 1:
+            raise CheckpointError(f"arenas must be at least 1, not {arenas}")
         self.catalog = Catalog(open_storage(path))
         self.rank, self.world, self.overlap, self._split = rank, world, overlap, split
         self._generation, self._part_timeout_s = generation, part_timeout_s
@@ -94,7 +101,8 @@ class Checkpointer:
         self._persister.corrupt = self.catalog.corrupt
         self._writer, self._process = writer, WriterProcess()
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._arena: Arena | None = None
+        self._finite_only = finite_only
+        self._arenas = Arenas(arenas)
         self._copying: Snapshot | None = None
         self._in_flight: list[SaveHandle] = []
         self._queue: queue.SimpleQueue[_InFlight | None] = queue.SimpleQueue()
@@ -118,10 +126,11 @@ class Checkpointer:
     ) -> SaveHandle:
         """Start saving `state` as of now; `blocking=True` returns only when it is durable.
 
-        Waits for the previous save if that is still in flight. `metadata` must be JSON-able;
-        `kind` ("periodic", "emergency", "final") is kept for listings. Raises FencedError when a
-        newer writer took over, CheckpointError for state that only pickle could store; trouble
-        while writing is reported by the handle and a warning, and counted in `failures`.
+        Waits for an earlier save if as many are in flight as there are arenas. `metadata` must be
+        JSON-able; `kind` ("periodic", "emergency", "final") is kept for listings. Raises
+        FencedError when a newer writer took over, CheckpointError for state that only pickle could
+        store; trouble while writing is reported by the handle and a warning, and counted in
+        `failures`.
         """
         handle = SaveHandle(step)
         if not self._writes:
@@ -280,14 +289,13 @@ class Checkpointer:
     ) -> _InFlight:
         tree, leaves = trees.flatten(state)
         plan, leaves = self._plan(leaves)
-        self._settle_all()
+        self.barrier()
         guarded = owned_by(self._optimizers) if self._optimizers else None
-        arena = self._arena_of(plan.total_bytes)
         pairs = [(slot, leaves[slot.name]) for slot in plan.slots]
         now, beside = split(pairs, guarded, overlap=self.overlap)
-        snapshot = Snapshot(arena, now, beside)
+        snapshot = Snapshot(self._arenas.take(plan.total_bytes), now, beside)
         self._copying = snapshot if snapshot.overlaps else None
-        self._in_flight.append(handle)
+        self._in_flight = [h for h in self._in_flight if not h.done] + [handle]
         return _InFlight(handle, snapshot, plan, tree, metadata, kind, started_s)
 
     def _plan(self, leaves: dict[str, torch.Tensor]) -> tuple[SavePlan, dict[str, torch.Tensor]]:
@@ -303,14 +311,6 @@ class Checkpointer:
             )
         return plan_save(leaves), leaves
 
-    def _arena_of(self, n_bytes: int) -> Arena:
-        if self._arena is None or self._arena.n_bytes != n_bytes:
-            if self._arena is not None:
-                self._arena.close()
-                self._arena = None
-            self._arena = Arena(n_bytes)
-        return self._arena
-
     def _persist_later(self, job: _InFlight) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
@@ -324,8 +324,10 @@ class Checkpointer:
             try:
                 saved = self._persist(job)
             except BaseException as error:  # whatever it was, the handle's owner gets it
+                self._arenas.give_back(job.snapshot.arena)
                 self._note_failure(job.handle, error)
             else:
+                self._arenas.give_back(job.snapshot.arena)
                 self.failures, self.last_durable = 0, saved
                 self._pace.note(saved)
                 job.handle.settle(saved)
@@ -338,6 +340,8 @@ class Checkpointer:
                 f"step {step} was not saved: {job.snapshot.torn}",
                 hint="call barrier() before optimizer.step(), or use guard(optimizer)",
             )
+        if self._finite_only:
+            self._refuse_nonfinite(job)
         self._look_ahead(job.plan.total_bytes)
         self._persister.attempt += 1
         tensors = {name: fmt.tensor_json(entry) for name, entry in job.plan.entries.items()}
@@ -346,6 +350,16 @@ class Checkpointer:
         folder = self._write(order, job.snapshot.arena)
         persist_s = time.monotonic() - job.started_s
         return Saved(step, folder, n_bytes, job.handle.stall_s, persist_s)
+
+    def _refuse_nonfinite(self, job: _InFlight) -> None:
+        entries, arena = job.plan.entries, job.snapshot.arena
+        parts = [(s.name, entries[s.name].dtype, s.offset, s.n_bytes) for s in job.plan.slots]
+        name = first_nonfinite(arena, parts)
+        if name:
+            raise CheckpointError(
+                f"step {job.handle.step} was not saved: state[{name}] holds a NaN or infinity",
+                hint="go back to the last checkpoint and look at loss, learning rate and data",
+            )
 
     def _look_ahead(self, n_bytes: int) -> None:
         """Before the first save, warn of what is bound to go wrong later."""
@@ -410,9 +424,7 @@ class Checkpointer:
             self._thread.join()
             self._thread = None
         self._process.close()
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        self._arenas.close()
 
     def _at_exit(self) -> None:
         self._settle_all()

@@ -25,7 +25,7 @@ class WriterProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._arena: Arena | None = None
+        self._known: set[int] = set()
 
     @property
     def pid(self) -> int | None:
@@ -56,10 +56,11 @@ class WriterProcess:
 
     def _ask(self, body: dict[str, Any], arena: Arena) -> dict[str, Any]:
         channel = self._start()
-        fresh = arena is not self._arena
+        fresh = arena.number not in self._known
+        body = {**body, "arena": arena.number, "live": sorted(Arena.live)}
         try:
             wire.send(channel, body, [arena.fd] if fresh else None)
-            self._arena = arena
+            self._known.add(arena.number)
             answer = wire.receive(channel)
         except OSError:
             answer = None
@@ -79,7 +80,8 @@ class WriterProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process = self._channel = self._arena = None
+        self._process = self._channel = None
+        self._known = set()
 
     def _start(self) -> socket.socket:
         if self._process is not None and self._process.poll() is not None:
@@ -106,4 +108,5 @@ class WriterProcess:
     def _forget(self) -> None:
         if self._channel is not None:
             self._channel.close()
-        self._process = self._channel = self._arena = None
+        self._process = self._channel = None
+        self._known = set()

@@ -37,17 +37,19 @@ def main(channel_fd: int) -> None:
 
 
 class _Server:
-    """The arena that was passed last and one persister per path."""
+    """The arenas that were passed, by number, and one persister per path."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
-        self._arena: mmap.mmap | None = None
+        self._arenas: dict[int, mmap.mmap] = {}
         self._persisters: dict[str, Persister] = {}
 
     def answer(self, body: dict[str, Any], fds: list[int]) -> None:
         """Do one order and tell the trainer, if it still lives, how it ended."""
         if fds:
-            self._take_arena(fds[0])
+            self._take_arena(body["arena"], fds[0])
+        for number in self._arenas.keys() - set(body["live"]):
+            self._arenas.pop(number).close()
         try:
             reply = self._data(body) if "data" in body else {"folder": self._persist(body)}
         except Exception as error:  # it goes to the trainer, typed
@@ -55,30 +57,24 @@ class _Server:
         with contextlib.suppress(OSError):
             wire.send(self.channel, reply)
 
-    def _take_arena(self, fd: int) -> None:
-        if self._arena is not None:
-            self._arena.close()
+    def _take_arena(self, number: int, fd: int) -> None:
         n_bytes = os.fstat(fd).st_size
-        self._arena = mmap.mmap(fd, n_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self._arenas[number] = mmap.mmap(fd, n_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         os.close(fd)
 
     def _data(self, body: dict[str, Any]) -> dict[str, Any]:
         """Write one data file of a checkpoint that several ranks make."""
-        if self._arena is None:
-            raise RuntimeError("an order came before its arena")
         storage = open_storage(body["url"])
-        view = memoryview(self._arena)
+        view = memoryview(self._arenas[body["arena"]])
         with typed_errors(body["url"]), view as memory, memory[: body["n_bytes"]] as part:
             file = storage.write_data(body["folder"], body["data"], part)
         return {"file": file_json(file)}
 
     def _persist(self, body: dict[str, Any]) -> str:
-        if self._arena is None:
-            raise RuntimeError("an order came before its arena")
         url = body["url"]
         persister = self._persisters.setdefault(url, Persister(url, body["keep"]))
         persister.corrupt = set(body["corrupt"])
         persister.go_on(body["writer"], body["generation"], body["attempt"])
         order = Order(**body["order"])
-        with memoryview(self._arena) as memory, memory[: order.n_bytes] as part:
+        with memoryview(self._arenas[body["arena"]]) as memory, memory[: order.n_bytes] as part:
             return persister.persist(order, part)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -33,8 +36,14 @@ class Arena:
     Its pages are touched first by the first copy, which may run beside training, and stay.
     """
 
+    _numbers = itertools.count(1)
+    live: ClassVar[set[int]] = set()
+    """Numbers of the arenas that are mapped in this process."""
+
     def __init__(self, n_bytes: int) -> None:
         _refuse_without_memory(n_bytes)
+        self.number = next(self._numbers)
+        Arena.live.add(self.number)
         self.n_bytes = n_bytes
         self.fd = os.memfd_create("surefoot-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, n_bytes)
@@ -51,10 +60,49 @@ class Arena:
 
     def close(self) -> None:
         """Give the memory back once nobody maps it."""
+        Arena.live.discard(self.number)
         del self._pin
         with contextlib.suppress(BufferError):
             self.memory.close()
         os.close(self.fd)
+
+
+class Arenas:
+    """A few arenas that take turns; `take` waits for one, `give_back` frees it for the next."""
+
+    def __init__(self, count: int) -> None:
+        self._free: queue.SimpleQueue[Arena | None] = queue.SimpleQueue()
+        self._all: list[Arena] = []
+        for _ in range(count):
+            self._free.put(None)  # made when it is first needed
+
+    def take(self, n_bytes: int) -> Arena:
+        """Return a free arena of this size, waiting for a save in flight if there is none.
+
+        Raises CheckpointError when memory is short.
+        """
+        arena = self._free.get()
+        if arena is not None and arena.n_bytes == n_bytes:
+            return arena
+        if arena is not None:
+            self._all.remove(arena)
+            arena.close()
+        try:
+            arena = Arena(n_bytes)
+        except BaseException:
+            self._free.put(None)
+            raise
+        self._all.append(arena)
+        return arena
+
+    def give_back(self, arena: Arena) -> None:
+        """Let another save have it."""
+        self._free.put(arena)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        while self._all:
+            self._all.pop().close()
 
 
 class Snapshot:
