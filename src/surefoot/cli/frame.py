@@ -28,6 +28,12 @@ def out() -> Console:
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
+def wide() -> Console:
+    """Return the console of wide tables: files and pipes have room for all of them."""
+    console = out()
+    return console if console.is_terminal else Console(highlight=False, width=140)
+
+
 def err() -> Console:
     """Return the console of complaints (stderr)."""
     return Console(stderr=True, highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from surefoot.errors import NotBuiltError, SurefootError
 VERBS = {
     "run": "surefoot.cli.run",
     "simulate": "surefoot.cli.simulate",
+    "compare": "surefoot.cli.compare",
     "status": "surefoot.cli.status",
     "report": "surefoot.cli.report",
     "forecast": "surefoot.cli.forecast",
@@ -23,7 +24,7 @@ VERBS = {
 }
 """Verb -> module with a function or Typer app of the same name; missing modules are left out."""
 
-NOT_BUILT = ("plan", "compare", "logs", "stop", "dashboard", "interval", "doctor")
+NOT_BUILT = ("plan", "logs", "stop", "dashboard", "interval", "doctor")
 
 
 def build(verb: str | None = None) -> typer.Typer:
