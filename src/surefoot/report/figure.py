@@ -126,6 +126,7 @@ class _Panels:
         ax.step(x, y, where="post", color=INK, lw=1.4, label="checkpoint interval")
         if y and max(y) > 20 * max(min(y), 1e-9):
             ax.set_yscale("log")
+            ax.yaxis.set_major_formatter("{x:g}")  # the usual one writes maths, which is off
         else:
             ax.set_ylim(0, 1.15 * max(y, default=1.0))
         ax.set_ylabel("interval, s")
