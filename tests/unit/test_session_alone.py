@@ -85,6 +85,28 @@ def test_resumed_run_is_bitwise_the_unbroken_one(tmp_path: Path) -> None:  # cas
     assert epoch == list(range(SAMPLES))
 
 
+def test_deterministic_run_resumes_bitwise_and_counts_each_step_once(tmp_path: Path) -> None:
+    whole, state = run(tmp_path / "whole", 14, deterministic=True, shards=3)
+    first, _ = run(tmp_path / "pieces", 5, deterministic=True, shards=3)
+    second, resumed = run(tmp_path / "pieces", 14, deterministic=True, shards=3)
+    assert first + second == whole
+    assert same(resumed, state)
+    assert len(whole) == 3 * 14, "each step comes in three parts"
+    assert sorted(i for ids in whole[: 3 * 6] for i in ids) == list(range(SAMPLES))
+    assert not torch.are_deterministic_algorithms_enabled(), "what was found is put back"
+
+
+def test_running_means_are_refused_where_bits_must_not_depend_on_the_worker(
+    tmp_path: Path,
+) -> None:
+    made = parts()
+    made["model"] = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    made["optimizer"] = torch.optim.SGD(made["model"].parameters(), 0.1)
+    made["scheduler"] = None
+    with pytest.raises(NotBuiltError, match="running means"):
+        Session(**made, checkpoint=tmp_path, deterministic=True)
+
+
 def test_prefetched_batches_count_only_when_used(tmp_path: Path) -> None:  # case 72
     whole, _ = run(tmp_path / "whole", 9)
     first, _ = run(tmp_path / "pieces", 5, workers=2)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from surefoot.errors import ConfigError, NotBuiltError
-from surefoot.train.sampler import DataOrder, ShareSampler
+from surefoot.train.sampler import Cut, DataOrder, ShareSampler
 
 
 def order_of(loader: DataLoader[Any], seed: int) -> DataOrder:
@@ -45,25 +45,31 @@ class Feed:
     def __init__(self, loader: DataLoader[Any], order: DataOrder) -> None:
         self.order = order
         self._loader = loader
-        self._place: tuple[int, int, int] | None = None
+        self._place: tuple[int, int, Cut] | None = None
         self._stream: Iterator[Any] | None = None
         self._generator = torch.Generator()  # the iterator draws from it, not from the user's RNG
 
-    def batch(self, step: int, stop: int, *, rank: int, world: int) -> Any:
-        """Return this rank's batch of `step`; what was prefetched for another place is dropped."""
-        if self._stream is None or self._place != (step, rank, world):
-            self._stream = iter(self._from(step, stop, rank=rank, world=world))
+    def batch(self, step: int, stop: int, cut: Cut, number: int = 0) -> Any:
+        """Return the number-th of a rank's parts of `step`, which are asked for in order.
+
+        What was prefetched for another place is dropped.
+        """
+        if self._stream is None or self._place != (step, number, cut):
+            self._stream = iter(self._from(step, stop, cut))
+            for _ in range(number):
+                next(self._stream)
         batch = next(self._stream)
-        self._place = (step + 1, rank, world)
+        last = number + 1 == len(cut.parts)
+        self._place = (step + 1, 0, cut) if last else (step, number + 1, cut)
         return batch
 
     def rewind(self) -> None:
         """Forget what was prefetched: the next batch is fetched anew."""
         self._stream = None
 
-    def _from(self, step: int, stop: int, *, rank: int, world: int) -> DataLoader[Any]:
+    def _from(self, step: int, stop: int, cut: Cut) -> DataLoader[Any]:
         old = self._loader
-        sampler = ShareSampler(self.order, step, stop, rank=rank, world=world)
+        sampler = ShareSampler(self.order, step, stop, cut)
         return DataLoader(
             old.dataset,
             batch_sampler=sampler,

@@ -51,7 +51,7 @@ class GradientSum:
         """The sums of the step's last reduction; None before it."""
         self.failure: Exception | None = None
         """Why the step's reduction failed."""
-        self._hooks = [_hook(p, self._ready) for p in self._params]
+        self._hooks = [hook(p, self._ready) for p in self._params]
 
     def close(self) -> None:
         """Take the hooks off the model."""
@@ -189,9 +189,16 @@ class GradientSum:
         self._bucket_of.update(dict.fromkeys(params, bucket))
 
 
-def _hook(param: nn.Parameter, call: Any) -> Any:
+def hook(param: nn.Parameter, call: Any) -> Any:
+    """Have `call(param)` called when a parameter's gradient is complete; returns the handle."""
     register: Any = param.register_post_accumulate_grad_hook
     return register(call)
+
+
+def wait_all(works: list[Any]) -> None:
+    """Wait for collectives. Raises RuntimeError when a member is lost."""
+    for work in works:
+        work.wait()
 
 
 def _gather(bucket: _Bucket) -> None:

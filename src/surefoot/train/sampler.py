@@ -94,19 +94,53 @@ def _block(order: DataOrder, epoch: int, block: int) -> Ids:
     return permute(places, order.samples, (order.seed, epoch)) if order.shuffle else places
 
 
-class ShareSampler:
-    """A batch sampler for torch's DataLoader: one rank's shares from `start` on, up to `stop`."""
+def parts_of(shards: int, rank: int, world: int) -> range:
+    """Return the shards of a rank: contiguous, so that ranks in order have shards in order."""
+    small, more = divmod(shards, world)
+    start = rank * small + min(rank, more)
+    return range(start, start + small + (rank < more))
 
-    def __init__(self, order: DataOrder, start: int, stop: int, *, rank: int, world: int) -> None:
-        self._order, self._start, self._stop = order, start, stop
-        self._rank, self._world = rank, world
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a step's batch is cut for one rank: `parts` of `of`, each computed by itself.
+
+    Normally a rank has one part, its own, of as many as there are ranks. With fixed shards it
+    has several, always the same ones whoever computes them; a rank without any computes the
+    first one for nothing.
+    """
+
+    parts: range
+    of: int
+    idle: bool = False
+
+    @staticmethod
+    def make(rank: int, world: int, shards: int = 0) -> Cut:
+        """Return a rank's cut; `shards` 0: one part a rank."""
+        if not shards:
+            return Cut(range(rank, rank + 1), world)
+        parts = parts_of(shards, rank, world)
+        return Cut(parts or range(1), shards, idle=not parts)
+
+    def share(self, order: DataOrder, step: int, number: int) -> Share:
+        """Return the number-th part of a step."""
+        share = order.share(step, self.parts[number], self.of)
+        return Share(share.ids, 0.0) if self.idle else share
+
+
+class ShareSampler:
+    """A batch sampler for torch's DataLoader: one rank's parts of the steps from `start` on."""
+
+    def __init__(self, order: DataOrder, start: int, stop: int, cut: Cut) -> None:
+        self._order, self._start, self._stop, self._cut = order, start, stop, cut
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self._start, self._stop):
-            yield self._order.share(step, self._rank, self._world).ids
+            for part in self._cut.parts:
+                yield self._order.share(step, part, self._cut.of).ids
 
     def __len__(self) -> int:
-        return max(0, self._stop - self._start)
+        return max(0, self._stop - self._start) * len(self._cut.parts)
 
 
 def permute(places: Ids, size: int, key: tuple[int, ...]) -> Ids:

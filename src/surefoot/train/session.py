@@ -21,13 +21,16 @@ from surefoot.errors import ConfigError
 from surefoot.train.control import Control
 from surefoot.train.elastic import Membership, Patience
 from surefoot.train.feed import Feed, order_of
+from surefoot.train.figures import Figures
 from surefoot.train.gradients import GradientSum
 from surefoot.train.group import Group, GroupError
 from surefoot.train.link import Link, SaveWish
 from surefoot.train.rewind import StepUndo, seed_step
+from surefoot.train.sampler import Cut
 from surefoot.train.saver import Saver
 from surefoot.train.state import TrainingState
 from surefoot.train.stepclock import StepClock, since_process_start_ms
+from surefoot.train.tree import SHARDS, TreeSum
 
 _log = logging.getLogger("surefoot.train")
 
@@ -52,6 +55,10 @@ class Session:
                 optimizer.zero_grad()
                 session.log(loss=loss)
 
+    With `deterministic` the weights are bitwise the same for any number of workers and through
+    any changes of it, on CPUs of one kind: each step yields this worker's part of `shards` fixed
+    shards, one after the other, and `stepped` is True for the last.
+
     A step that loses a member in the middle is yielded again once the group has re-formed, with
     the same samples and random numbers; its loop body ran for nothing (`session.stepped` is
     False after its backward, gradients are None).
@@ -69,6 +76,8 @@ class Session:
         checkpoint: str | os.PathLike[str] | None = None,
         keep: int | None = None,
         save_interval_s: float = 300.0,
+        deterministic: bool = False,
+        shards: int = SHARDS,
     ) -> None:
         env = os.environ
         self._pace = _positive(env, "SUREFOOT_PACE")
@@ -89,13 +98,13 @@ class Session:
             optimizer=optimizer,
             report=self._link.send,
         )
-        self._gradients = GradientSum(model)
+        self._shards = shards if deterministic else 0
+        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
+        self._gradients = _gradients_of(model, self._shards)
         self._group: Group | None = None
         self._signal = 0
         self._old_signals: dict[int, Any] = {}
-        self._loss: tuple[float, float] = (0.0, 0.0)
-        self._weight = 1.0
-        self._tokens = 0.0
+        self._figures = Figures()
         self._clock = StepClock()
         self._formed: Formed | None = None
         self._leave_limit_s: float | None = None
@@ -148,9 +157,9 @@ class Session:
         for name, value in values.items():
             number = float(value.detach() if isinstance(value, torch.Tensor) else value)
             if name == "loss":
-                self._loss = (number * self._weight, self._weight)
+                self._figures.tell_loss(number)
             elif name == "tokens":
-                self._tokens = number
+                self._figures.tell_tokens(number)
             elif self.is_main:
                 self._link.send(Metric(name, number, self.step))
 
@@ -169,8 +178,12 @@ class Session:
                     return
                 continue
             step = self._state.step
-            share = self._begin_step(group, step)
-            yield step, share
+            cut = Cut.make(group.rank, group.world, self._shards)
+            self._begin_step(group, cut)
+            yield step, self._begin_part(group, cut, 0)
+            for number in range(1, len(cut.parts)):
+                self._end_part()
+                yield step, self._begin_part(group, cut, number)
             self._end_step(group)
 
     def __enter__(self) -> Session:
@@ -183,6 +196,7 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self._gradients.close()
+        torch.use_deterministic_algorithms(self._was_deterministic)
         self._saver.close()
         self._membership.drop()
         self._link.close()
@@ -191,16 +205,30 @@ class Session:
 
     # -- one step ------------------------------------------------------------------------------
 
-    def _begin_step(self, group: Group, step: int) -> Any:
-        share = self._order.share(step, group.rank, group.world)
-        self._clock.begin(0.0 if self._pace is None else share.samples / self._pace)
-        self._gradients.begin(group, share.weight, self._say(group))
-        self._weight = share.weight
-        self._forget_figures(share.samples)
+    def _begin_step(self, group: Group, cut: Cut) -> None:
+        shares = [cut.share(self._order, self._state.step, n) for n in range(len(cut.parts))]
+        samples = sum(share.samples for share in shares)
+        self._clock.begin(0.0 if self._pace is None else samples / self._pace)
+        self._gradients.begin(group, shares[0].weight, self._say(group))
+        self._figures.begin_step(samples)
+
+    def _begin_part(self, group: Group, cut: Cut, number: int) -> Any:
+        """Return the number-th part of this worker's batch; most often there is only one."""
+        step = self._state.step
+        weight = cut.share(self._order, step, number).weight
+        if isinstance(self._gradients, TreeSum):
+            self._gradients.begin_part(number, weight)
+        self._figures.begin_part(weight)
         self._undo.mark()
-        batch = self._feed.batch(step, self._total, rank=group.rank, world=group.world)
-        seed_step(self._order.seed, step, group.rank)
+        batch = self._feed.batch(step, self._total, cut, number)
+        seed_step(self._order.seed, step, cut.parts[number])
         return batch
+
+    def _end_part(self) -> None:
+        """The gradient of a part is kept; the loop body's other doings count once a step."""
+        assert isinstance(self._gradients, TreeSum)  # only its steps have several parts
+        self._gradients.finish_part()
+        self._undo.undo()
 
     def _say(self, group: Group) -> Control:
         """Return what this worker has to say in the coming step's all-reduce."""
@@ -214,8 +242,8 @@ class Session:
         if orders.stop is not None or self._signal:
             control.stop = 1.0
             control.drop = float(orders.stop is not None and not orders.stop.save)
-        control.loss, control.losses = self._loss
-        control.tokens = self._tokens
+        figures = self._figures
+        control.loss, control.losses, control.tokens = figures.loss, figures.losses, figures.tokens
         return control
 
     def _end_step(self, group: Group) -> None:
@@ -261,17 +289,15 @@ class Session:
         if self._formed is not None:
             self._link.send(self._formed)
             self._formed = None
-        if group.world == 1 and self._loss[1]:
-            heard.loss, heard.losses = self._loss
-            heard.tokens = self._tokens
+        figures = self._figures
+        if group.world == 1 and figures.losses:
+            heard.loss, heard.losses = figures.loss, figures.losses
+            heard.tokens = figures.tokens
         if self._clock.may_report():
             loss = heard.loss / heard.losses if heard.losses > 0 else None
             self._link.send(
                 Stepped(self._state.step, self._clock.step_ms, loss, round(heard.tokens))
             )
-
-    def _forget_figures(self, samples: int) -> None:
-        self._loss, self._tokens = (0.0, 0.0), float(samples)
 
     # -- from group to group -------------------------------------------------------------------
 
@@ -327,7 +353,7 @@ class Session:
         _log.warning("generation %d broke at step %d: %s", group.number, self.step, reason)
         self._undo.undo()
         self._feed.rewind()
-        self._forget_figures(0)
+        self._figures.begin_step(0)
         self._group, self._reason = None, reason
         if not self._link.alone:
             self._membership.drop()
@@ -420,6 +446,14 @@ class Session:
         threading.Thread(
             target=self._link.send, args=(Noticed(left_ms, "signal"),), daemon=True
         ).start()
+
+
+def _gradients_of(model: torch.nn.Module, shards: int) -> GradientSum | TreeSum:
+    if not shards:
+        return GradientSum(model)
+    summing = TreeSum(model, shards)
+    torch.use_deterministic_algorithms(True)
+    return summing
 
 
 def _end_promptly() -> None:
