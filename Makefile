@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.made
+DEV    := $(VENV)/.made-dev
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench chaos docs clean
@@ -16,31 +17,35 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Surefoot needs Python 3.11 or newer: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $(STAMP)
+
+$(DEV): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(DEV)
 
 demo: $(STAMP) ## train a small GPT through real preemptions, about 3 minutes on 2 cores
 	$(BIN)/surefoot run examples/gpt/job.yaml
 
-test: $(STAMP) ## every test
+test: $(DEV) ## every test
 	$(BIN)/python -m pytest
 
-check: $(STAMP) ## style, types, imports, tidiness: under a minute
+check: $(DEV) ## style, types, imports, tidiness: under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/tidy
 
-bench: $(STAMP) ## every benchmark, quick; fails if a bar is missed
+bench: $(DEV) ## every benchmark, quick; fails if a bar is missed
 	@failed=; for file in benchmarks/[!_]*.py; do \
 	  echo "== $$file"; $(BIN)/python "$$file" --quick || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "bars missed in:$$failed"; exit 1; }
 
-chaos: $(STAMP) ## kill things at random moments, again and again
+chaos: $(DEV) ## kill things at random moments, again and again
 	$(BIN)/python -m pytest tests/crash
 
-docs: $(STAMP) ## check that the pages' links and commands hold
+docs: $(DEV) ## check that the pages' links and commands hold
 	$(BIN)/python -m pytest tests/tidy/test_docs.py
 
 clean: ## remove what the tools made; keeps .venv
