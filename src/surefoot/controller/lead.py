@@ -96,12 +96,15 @@ class Lead:
             self._dissolved(change, now_ms)
             return
         number = self.record.journal.next_generation()
+        # A controller that took over and knows of no group cannot name the dead of an older one:
+        # whoever still waits for them in a collective is cut loose.
+        unknown = self.group.number == 0 and number > 1
         message = Generation(
             number=number,
             tokens=change.members,
             addresses=tuple(self.addresses.get(t, "") for t in change.members),
             lost=tuple(self.addresses[t] for t in change.lost if t in self.addresses),
-            urgent=change.urgent,
+            urgent=change.urgent or unknown,
         )
         if change.urgent and self.record.formed is not None:
             self.record.add(*self.ears.flush())
