@@ -28,6 +28,10 @@ from surefoot.providers.local.records import VmRecord
 PREFIX = "10.77"
 HUB_ADDRESS = f"{PREFIX}.0.1"
 METADATA_ADDRESS = "169.254.169.254"
+BRIDGE_MAC = "02:53:46:00:00:01"
+"""Set by us: a bridge without one takes the lowest of its ports' and changes it as VMs come and
+go, which cuts VMs off from the hub until they look its address up again, half a minute later."""
+
 NAMES = Path("/run/netns")
 CLONE_NEWNET = 0x40000000
 END_TIMEOUT_S = 10.0
@@ -129,7 +133,7 @@ class NamespaceHost:
             self._hub,
             [
                 "link set lo up",
-                "link add br0 type bridge stp_state 0 forward_delay 0",
+                f"link add br0 address {BRIDGE_MAC} type bridge stp_state 0 forward_delay 0",
                 f"addr add {HUB_ADDRESS}/16 dev br0",
                 f"addr add {METADATA_ADDRESS}/32 dev lo",
                 "link set br0 up",
