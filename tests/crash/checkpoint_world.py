@@ -187,7 +187,9 @@ def save(persister: Persister, step: int) -> str:
     tree = {"dict": [[name, {"tensor": name}] for name in leaves]}
     persister.attempt += 1
     order = Order(step, "periodic", plan.total_bytes, 1, tensors, tree, {"step": step})
-    return persister.persist(order, memoryview(_Aligned(memory).view))
+    folder = persister.persist(order, memoryview(_Aligned(memory).view))
+    persister.tidy(folder)
+    return folder
 
 
 class _Aligned:

@@ -126,6 +126,8 @@ class Checkpointer:
     ) -> SaveHandle:
         """Start saving `state` as of now; `blocking=True` returns only when it is durable.
 
+        The handle settles at the commit; retention acts after that.
+
         Waits for an earlier save if as many are in flight as there are arenas. `metadata` must be
         JSON-able; `kind` ("periodic", "emergency", "final") is kept for listings. Raises
         FencedError when a newer writer took over, CheckpointError for state that only pickle could
@@ -144,6 +146,7 @@ class Checkpointer:
         handle.stall_s += time.monotonic() - started_s
         if blocking:
             self.barrier()
+            handle.tidied.wait()
             handle.wait()
         return handle
 
@@ -331,6 +334,13 @@ class Checkpointer:
                 self.failures, self.last_durable = 0, saved
                 self._pace.note(saved)
                 job.handle.settle(saved)
+                self._tidy(saved)
+            job.handle.tidied.set()
+
+    def _tidy(self, saved: Saved) -> None:
+        """Let retention act, where the writer process does not."""
+        if self._coordinates and (self._shares or not self._by_process(saved.n_bytes)):
+            self._persister.tidy(saved.folder)
 
     def _persist(self, job: _InFlight) -> Saved:
         step = job.handle.step
@@ -376,20 +386,20 @@ class Checkpointer:
             return self._persister.persist_part(
                 order, self.rank, self._meeting(order.step), lambda f: self._data(f, order, arena)
             )
-        if self._by_process(order):
+        if self._by_process(order.n_bytes):
             return self._process.persist(self._persister, order, arena)
         with memoryview(arena.memory) as memory, memory[: order.n_bytes] as part:
             return self._persister.persist(order, part)
 
     def _data(self, folder: str, order: Order, arena: Arena) -> fmt.File:
         storage, name = self.catalog.storage, data_name(self.rank)
-        if self._by_process(order):
+        if self._by_process(order.n_bytes):
             return self._process.write_data(storage.url, folder, name, arena, order.n_bytes)
         with memoryview(arena.memory) as memory, memory[: order.n_bytes] as part:
             return storage.write_data(folder, name, part)
 
-    def _by_process(self, order: Order) -> bool:
-        big = order.n_bytes >= _PROCESS_FROM_BYTES
+    def _by_process(self, n_bytes: int) -> bool:
+        big = n_bytes >= _PROCESS_FROM_BYTES
         return self._writer == "process" or (self._writer == "auto" and big)
 
     def _meeting(self, step: int) -> Meeting:
@@ -414,7 +424,7 @@ class Checkpointer:
         self.barrier()
         handles, self._in_flight = self._in_flight, []
         for handle in handles:
-            handle.settled()
+            handle.tidied.wait()
         return handles
 
     def _stop(self) -> None:

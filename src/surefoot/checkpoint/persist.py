@@ -75,7 +75,7 @@ class Persister:
                 self.commits.resume(writer, generation)
 
     def persist(self, order: Order, memory: memoryview) -> str:
-        """Write, commit and prune; returns the folder. Whatever fails, the last good one stays.
+        """Write and commit; returns the folder. Whatever fails, the last good one stays.
 
         Raises NoSpaceError, AuthError, FencedError or CheckpointError, and then leaves no trace.
         """
@@ -90,7 +90,6 @@ class Persister:
             except OSError:
                 self._raise_if_fenced()  # whoever took over has swept our half-done folder
                 raise
-            self._tidy(folder)
             return folder
 
     def persist_part(
@@ -140,7 +139,6 @@ class Persister:
         except BaseException as error:
             self._give_up(folder, error)
             raise
-        self._tidy(folder)
 
     def _give_up(self, folder: str, error: BaseException) -> None:
         with contextlib.suppress(OSError, SurefootError):
@@ -183,8 +181,8 @@ class Persister:
             "metadata": order.metadata,
         }
 
-    def _tidy(self, newest: str) -> None:
-        """Prune and sweep. The new checkpoint is durable already: trouble here fails no save."""
+    def tidy(self, newest: str) -> None:
+        """Prune and sweep after `newest` is durable; trouble here fails no save."""
         try:
             self.commits.compact_if_due()
             live = self.commits.state.live

@@ -1,7 +1,7 @@
 """The writer process: takes orders and arenas from a trainer, and finishes its order without it.
 
-It imports no torch, runs at low priority, ignores the terminal's signals, and ends when the
-trainer's end of the channel closes; an order that it has by then is still made durable.
+It imports no torch, ignores the terminal's signals, and ends when the trainer's end of the channel
+closes; an order that it has by then is still made durable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from surefoot.checkpoint.manifest import file_json
 from surefoot.checkpoint.persist import Order, Persister, typed_errors
 from surefoot.checkpoint.storage import open_storage
 
-_NICE = 5
 _PR_SET_NAME = 15
 
 
@@ -28,8 +27,6 @@ def main(channel_fd: int) -> None:
     """Serve orders until the channel closes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"surefoot-writer", 0, 0, 0)
     server = _Server(socket.socket(fileno=channel_fd))
     while (message := wire.receive(server.channel)) is not None:
@@ -56,6 +53,8 @@ class _Server:
             reply = {"error": error_json(error)}
         with contextlib.suppress(OSError):
             wire.send(self.channel, reply)
+        if "folder" in reply:  # durable: the trainer knows, and what is left may take its time
+            self._persisters[body["url"]].tidy(reply["folder"])
 
     def _take_arena(self, number: int, fd: int) -> None:
         n_bytes = os.fstat(fd).st_size

@@ -42,6 +42,7 @@ class SaveHandle:
     def __init__(self, step: int) -> None:
         self.step = step
         self.stall_s = 0.0
+        self.tidied = threading.Event()
         self._settled = threading.Event()
         self._saved: Saved | None = None
         self._error: BaseException | None = None
