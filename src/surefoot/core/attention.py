@@ -6,7 +6,7 @@ The simulator and the controller both ask here, so that both think at the same i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from surefoot.core.decide import Observation, Policy, decide
 from surefoot.core.event import (
@@ -26,7 +26,7 @@ from surefoot.core.forecast.port import Beliefs, Forecast, Forecaster
 from surefoot.core.job import Job
 from surefoot.core.market import Pool
 from surefoot.core.plan import Decision
-from surefoot.core.trace import History
+from surefoot.core.trace import History, PoolHistory
 
 ROUNDS = 8
 """Decisions at one instant: a refusal leads to the next choice at once, but not for ever."""
@@ -72,62 +72,82 @@ def is_news(before: Decision | None, now: Decision) -> bool:
 REMEMBERED_MS = 3_600_000
 """A forecast is used again for this long while nothing is learned; VM ages count all the same."""
 
+ELSEWHERE_MS = 300_000
+"""And for this long while something is learned, but of other pools only."""
+
 
 class Mind:
     """The core's decision for a job, with beliefs that are carried from one to the next.
 
-    Forecasts are worked out anew when the history has gained a fact, and at least hourly: most
-    thoughts are about a market of which nothing new is known.
+    The forecast of a pool is worked out anew as soon as something is learned of it, minutes
+    after something is learned of others, and hourly: most thoughts are about a market of which
+    nothing new is known.
     """
 
     def __init__(self, job: Job, policy: Policy, forecaster: Forecaster) -> None:
         self.job, self.policy, self.forecaster = job, policy, forecaster
-        self._beliefs: _Steady | None = None
-        self._learned: tuple[int, int] = (0, 0)
-        self._fresh_ms = 0
+        self._steady: _Steady | None = None
 
     def decide(self, seen: Observation, history: History) -> Decision:
         """Return what to do now."""
-        beliefs = self._form(history, seen.now_ms)
+        if self._steady is None:
+            beliefs = self.forecaster.fit(history, now_ms=seen.now_ms)
+            self._steady = _Steady(beliefs, history, seen.now_ms)
+        self._steady.update(history, now_ms=seen.now_ms)
         name = self.forecaster.name
-        return decide(self.job, self.policy, beliefs, seen, forecaster=name)
-
-    def _form(self, history: History, now_ms: int) -> _Steady:
-        learned = _facts(history)
-        if self._beliefs is None:
-            self._beliefs = _Steady(self.forecaster.fit(history, now_ms=now_ms))
-        elif learned != self._learned or now_ms - self._fresh_ms >= REMEMBERED_MS:
-            self._beliefs = _Steady(self._beliefs.inner.update(history, now_ms=now_ms))
-        else:
-            return self._beliefs
-        self._learned, self._fresh_ms = learned, now_ms
-        return self._beliefs
+        return decide(self.job, self.policy, self._steady, seen, forecaster=name)
 
 
 @dataclass(slots=True)
-class _Steady:
-    """Beliefs that answer for a pool once, and then the same again."""
+class _Made:
+    """A forecast, when it was made, and how much was known by then (of its pool, of all)."""
 
-    inner: Beliefs
-    known: dict[Pool, Forecast] = field(default_factory=dict)
+    forecast: Forecast
+    at_ms: int
+    own: int
+    every: int
+
+
+class _Steady:
+    """Beliefs that answer again what they answered while it still holds."""
+
+    def __init__(self, inner: Beliefs, history: History, now_ms: int) -> None:
+        self._inner, self._history = inner, history
+        self._updated_ms = now_ms
+        self._facts = _all_facts(history)
+        self._made: dict[Pool, _Made] = {}
 
     def update(self, history: History, *, now_ms: int) -> Beliefs:
-        return self.inner.update(history, now_ms=now_ms)
+        """Take in what the history gained, if anything."""
+        facts = _all_facts(history)
+        if facts != self._facts or now_ms - self._updated_ms >= REMEMBERED_MS:
+            self._inner = self._inner.update(history, now_ms=now_ms)
+            self._facts, self._updated_ms = facts, now_ms
+        return self
 
     def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
-        found = self.known.get(pool)
-        if found is None:
-            found = self.known[pool] = self.inner.predict(pool, now_ms=now_ms)
-        return found
+        """Return the forecast for one pool, perhaps one made before."""
+        record = self._history.pools.get(pool)
+        own = _facts(record) if record is not None else 0
+        made = self._made.get(pool)
+        if made is not None and made.own == own:
+            age_ms = now_ms - made.at_ms
+            limit_ms = REMEMBERED_MS if made.every == self._facts else ELSEWHERE_MS
+            if age_ms < limit_ms:
+                return made.forecast
+        forecast = self._inner.predict(pool, now_ms=now_ms)
+        self._made[pool] = _Made(forecast, now_ms, own, self._facts)
+        return forecast
 
     def to_dict(self) -> Mapping[str, object]:
-        return self.inner.to_dict()
+        """Return the state as JSON-able values."""
+        return self._inner.to_dict()
 
 
-def _facts(history: History) -> tuple[int, int]:
-    """Return a count that rises with every fact that forecasts rest on."""
-    records = history.pools.values()
-    return (
-        sum(len(r.changed) + len(r.launches) for r in records),
-        sum(len(r.signals) for r in records),
-    )
+def _facts(record: PoolHistory) -> int:
+    """Return a count that rises with every fact that a pool's forecast rests on."""
+    return len(record.changed) + len(record.launches) + len(record.signals)
+
+
+def _all_facts(history: History) -> int:
+    return sum(_facts(record) for record in history.pools.values())

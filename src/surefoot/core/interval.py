@@ -177,9 +177,14 @@ def exposure(
     independent, a VM's own rate when the pool goes as a whole. Pools are independent.
     VMs that were given notice are not counted: their loss is being dealt with.
     """
+    ready, coming = [], []
+    for vm in state.fleet:
+        if vm.state is InstanceState.READY:
+            ready.append(vm)
+        elif vm.state in (InstanceState.STARTING, InstanceState.REQUESTED):
+            coming.append(vm)
+    vms = ready or coming
     spot: dict[Pool, list[Instance]] = {}
-    vms = state.fleet.select(InstanceState.READY)
-    vms = vms or state.fleet.select(InstanceState.STARTING, InstanceState.REQUESTED)
     for vm in vms:
         if vm.capacity is Capacity.SPOT:
             spot.setdefault(vm.pool, []).append(vm)

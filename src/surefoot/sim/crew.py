@@ -10,6 +10,7 @@ from surefoot.core.event import (
     CheckpointCommitted,
     CheckpointFailed,
     CostMeasured,
+    Decided,
     Event,
     GroupBroken,
     GroupFormed,
@@ -18,6 +19,7 @@ from surefoot.core.event import (
     InstanceReady,
     LaunchFailed,
     NoticeReceived,
+    OfferingsSeen,
     RestoreDone,
     State,
     StepsDone,
@@ -55,6 +57,10 @@ class Group:
         return bool(self.members) and self.forming_ms is None and self.loss_seen_ms is None
 
 
+QUIET = frozenset({StepsDone, CheckpointCommitted, CostMeasured, Decided, OfferingsSeen})
+"""Events after which the group need not be looked at."""
+
+
 @dataclass(slots=True)
 class Books:
     """Everything folded from the events of the run so far, and the present instant."""
@@ -67,6 +73,8 @@ class Books:
     keep: bool
     events: list[Event] = field(default_factory=list)
     seen: int = 0
+    changes: int = 0
+    """Count of events that may call for a change of the group."""
     dirty: bool = True
 
     def add(self, event: Event) -> None:
@@ -87,6 +95,7 @@ class Books:
         self.state = apply(self.state, event)
         self.dirty = self.dirty or matters(event)
         self.seen += 1
+        self.changes += type(event) not in QUIET
         if self.keep:
             self.events.append(event)
 
@@ -111,7 +120,7 @@ class Crew:
         self._final_ms: int | None = None
         self._last_save_asked = False
         self._looked_at = -1
-        """Count of events when the group was last looked at."""
+        """Count of changes when the group was last looked at."""
         self._look_ms: int | None = None
 
     # -- what befalls VMs ------------------------------------------------------------------------
@@ -228,6 +237,7 @@ class Crew:
         stalls = (count - 1) * model.stall_ms
         self.books.account.quiet_saves(count - 1, at_ms=last.commit_ms, stall_ms=stalls)
         self._tell_commit(last)
+        self.books.changes += self._last_save_asked
 
     def _start_save(self, at_ms: int) -> None:
         train, model = self.training, self.model
@@ -248,6 +258,7 @@ class Crew:
         if save is not None:
             self.training.committed()
             self._tell_commit(save)
+            self.books.changes += 1  # those who wait for it to hand over may go
 
     def _tell_commit(self, save: Save) -> None:
         self.report()
@@ -295,7 +306,7 @@ class Crew:
 
     def next_group_ms(self) -> int | None:
         """Return when the group is to be looked at next."""
-        if self._looked_at != self.books.seen:
+        if self._looked_at != self.books.changes:
             return self.books.now_ms + 1
         return self._look_ms
 
@@ -335,11 +346,11 @@ class Crew:
     def lead(self) -> None:
         """Change the group where it is due, by the rules of the live controller."""
         now = self.books.now_ms
-        if self._looked_at == self.books.seen and (self._look_ms is None or now < self._look_ms):
+        if self._looked_at == self.books.changes and (self._look_ms is None or now < self._look_ms):
             return
         if not self.done:
             self._change()
-        self._looked_at = self.books.seen
+        self._looked_at = self.books.changes
         self._look_ms = self._group_ms()
 
     def _change(self) -> None:

@@ -10,7 +10,7 @@ from surefoot.core.decide import Observation
 from surefoot.core.fleet import HELD, STAYING, Instance, InstanceState
 from surefoot.core.job import Job
 from surefoot.core.market import Capacity, Offering, Pool
-from surefoot.core.plan import Launch, Plan
+from surefoot.core.plan import Launch, Memory, Plan
 from surefoot.core.units import MS_PER_HOUR, hours, usd
 
 EPS = 1e-9
@@ -77,8 +77,14 @@ def steps_left(job: Job, seen: Observation) -> int | None:
 
 
 def steps_per_h(job: Job, seen: Observation) -> float:
-    """Return steps per hour for each unit of the curve's speed, measured where possible."""
-    progress = seen.state.progress
+    """Return steps per hour for each unit of the curve's speed, measured where possible.
+
+    Right after a change of members the measured step time is still that of the group before:
+    then the rate kept in the memory (`with_rate`) stands.
+    """
+    progress, memory = seen.state.progress, seen.state.memory
+    if _is_stale(seen):
+        return memory["rate.per_h"]
     shape = curve(job)
     if progress.step_ms > 0 and progress.members > 0:
         ready = seen.state.fleet.select(InstanceState.READY, InstanceState.NOTICED)
@@ -86,8 +92,33 @@ def steps_per_h(job: Job, seen: Observation) -> float:
         speed = shape.at(progress.members * mean)
         if speed > 0:
             return MS_PER_HOUR / progress.step_ms / speed
+    if "rate.per_h" in memory:
+        return memory["rate.per_h"]
     asked = shape.at(float(max(1, job.num_nodes)))
     return MS_PER_HOUR / max(1, job.work.step_ms) / asked
+
+
+def _is_stale(seen: Observation) -> bool:
+    """Return whether the group has changed and its step time has not been measured since."""
+    progress, memory = seen.state.progress, seen.state.memory
+    return (
+        "rate.per_h" in memory
+        and progress.members != memory.get("rate.members")
+        and progress.step_ms == memory.get("rate.step_ms")
+    )
+
+
+def with_rate(job: Job, seen: Observation) -> Memory:
+    """Return the memory with the measured rate kept in it, for `steps_per_h` to come back to."""
+    progress, memory = seen.state.progress, seen.state.memory
+    if progress.step_ms <= 0 or progress.members <= 0 or _is_stale(seen):
+        return memory
+    return {
+        **memory,
+        "rate.per_h": steps_per_h(job, seen),
+        "rate.members": float(progress.members),
+        "rate.step_ms": float(progress.step_ms),
+    }
 
 
 def switch_ms(seen: Observation) -> int:
@@ -248,10 +279,23 @@ def revisit_ms(job: Job, seen: Observation, *candidates: int | None) -> int:
         due = vm.requested_ms + 2 * seen.state.fleet_cost.boot_ms + 1_001
         if due > seen.now_ms:
             later.append(due)
-    later.append(seen.now_ms + max(1_000, min(10 * switch_ms(seen), 600_000)))
+    later.append(seen.now_ms + _patience_ms(job, seen))
     later.append(_budget_ends_ms(job, seen))
     later.append(_slack_ends_ms(job, seen))
     return max(seen.now_ms + 1, min(later))
+
+
+def _patience_ms(job: Job, seen: Observation) -> int:
+    """Return how long a plan stands if nothing happens: an hour in a calm, ten switches else.
+
+    In a calm every VM is ready, no pool is waited for and no deadline nears: only a fact, which
+    brings a new decision by itself, or a slow drift of the forecasts can change the plan.
+    """
+    states = {vm.state for vm in seen.state.fleet}
+    waiting = any(until > seen.now_ms for until in seen.launch_failures.values())
+    if states == {InstanceState.READY} and not waiting and job.limits.deadline_ms is None:
+        return MS_PER_HOUR
+    return max(1_000, min(10 * switch_ms(seen), 600_000))
 
 
 def _budget_ends_ms(job: Job, seen: Observation) -> int:
@@ -297,6 +341,6 @@ def idle_plan(job: Job, seen: Observation, reason: str) -> Plan:
         actions=(),
         reason=reason,
         revisit_at_ms=revisit_ms(job, seen),
-        memory=seen.state.memory,
+        memory=with_rate(job, seen),
         target=target(seen, (), frozenset()),
     )
