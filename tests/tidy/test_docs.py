@@ -52,6 +52,10 @@ def test_the_page_on_job_files_names_every_key_and_no_other() -> None:
     assert told == wanted
 
 
-def test_decisions_are_numbered_without_gaps() -> None:
-    names = sorted(p.name for p in (ROOT / "docs/decisions").glob("[0-9]*.md"))
-    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
+def test_every_decision_has_a_number_of_its_own_and_a_title_with_it() -> None:
+    pages = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+    numbers = [int(page.name[:4]) for page in pages]
+    assert len(numbers) == len(set(numbers))
+    titles = [page.read_text(encoding="utf-8").splitlines()[0] for page in pages]
+    wrong = [t for n, t in zip(numbers, titles, strict=True) if not t.startswith(f"# {n}")]
+    assert not wrong, f"a title begins with its number: {wrong}"

@@ -102,7 +102,8 @@ def test_a_bad_job_is_refused_with_two_and_nothing_is_started(
 @pytest.mark.parametrize(
     ("infra", "wanted"),
     [
-        ("aws/us-east-1", "aws"),
+        ("gcp/us-central1", "the gcp provider is not built yet"),
+        ("aws/us-east-1", "checkpoint.path"),
         ("'*'", "name the cloud"),
         ("awz", "awz"),
         ("local/west", "no pool"),

@@ -18,6 +18,9 @@ from surefoot.traces import read_trace
 if TYPE_CHECKING:
     from surefoot.providers.local.provider import LocalProvider
 
+USABLE = ("local", "aws")
+"""Clouds that `surefoot run` knows how to set up."""
+
 LEASE_S = 30
 """A local VM whose controller is not heard for this long ends itself."""
 
@@ -58,10 +61,11 @@ def check_provider(job_file: JobFile) -> None:
                 f"{job_file.path}: resources.infra: name the cloud, `*` is not enough",
                 hint="infra: local, with a section `local:`, runs on this machine",
             )
-        if cloud != "local":
-            load_provider(cloud)
+        load_provider(cloud)
+        if cloud not in USABLE:
             raise NotBuiltError(
-                f"`surefoot run` cannot use {cloud} yet", hint="this version runs on infra: local"
+                f"`surefoot run` cannot use {cloud} yet",
+                hint=f"this version runs on infra: {' or '.join(USABLE)}",
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from surefoot.cli import frame, local
 from surefoot.config import JobFile, duration_ms
 from surefoot.core.job import Job
+from surefoot.core.market import Pool
 from surefoot.core.policy import get_policy
 from surefoot.core.trace import Trace
 from surefoot.errors import ConfigError
@@ -52,7 +53,12 @@ def _files(path: Path, job_file: JobFile) -> list[Path]:
 
 def terms_on(job_file: JobFile, trace: Trace, *, now_ms: int) -> Job:
     """Return the job over the trace's pools, its deadline as a duration (as sweeps take it)."""
-    job = job_file.terms(trace.pools, start_ms=0)
+    return duration_terms(job_file, trace.pools, now_ms=now_ms)
+
+
+def duration_terms(job_file: JobFile, pools: Iterable[Pool], *, now_ms: int) -> Job:
+    """Return the job over some pools, its deadline as a duration from now."""
+    job = job_file.terms(pools, start_ms=0)
     at_ms = job_file.deadline.at_ms
     if at_ms is None:
         return job

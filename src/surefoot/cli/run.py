@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from surefoot.cli import frame, live, local, outdir
+from surefoot.cli import clouds, frame, live, outdir
 from surefoot.config import JobFile, load_job
 from surefoot.controller.clock import Clock, RealClock
 from surefoot.controller.hub import Hub
@@ -28,12 +29,14 @@ from surefoot.core.event import Event
 from surefoot.core.forecast import get_forecaster
 from surefoot.core.job import Job
 from surefoot.core.policy import get_policy
+from surefoot.errors import ConfigError
 from surefoot.report import Story, write_report
 from surefoot.report.clean import clean
 from surefoot.report.numbers import rows_of
 
 HUB_FILE = "hub.json"
 WAIT_S = 0.25
+ASKED_FUTURES = 12
 
 
 def run(
@@ -46,10 +49,11 @@ def run(
     Ctrl-C stops it cleanly with a last checkpoint; the same command resumes."""
     clock = RealClock()
     job_file = load_job(job, now_ms=clock.now_ms())
-    local.check_provider(job_file)
-    trace = local.read_market(job_file)
+    ground = clouds.ground_of(job_file)
+    if ground.spends and not yes:
+        _ask(job_file, ground.open(), as_json=as_json, now_ms=clock.now_ms())
     found = outdir.claim(job_file, now_ms=clock.now_ms())
-    terms = job_file.terms(trace.pools, start_ms=found.card.started_ms)
+    terms = job_file.terms(ground.pools, start_ms=found.card.started_ms)
     card = _card(found.card, terms)
     changed = _differences(found, card)
     outdir.write_card(job_file.out, card)
@@ -58,9 +62,9 @@ def run(
     for line in changed:
         view.tell(line)
     with contextlib.ExitStack() as stack:
-        provider = local.open_provider(job_file, trace, job_file.out / "vms")
-        stack.callback(provider.close, kill=True)
-        hub, boot = _hub(job_file, provider.listen, provider.hub_address, clock)
+        provider = ground.open()
+        stack.callback(ground.close, card.run)
+        hub, boot = _hub(job_file, ground, clock)
         stack.callback(hub.close)
         store = Store(job_file.out / outdir.JOURNAL)
         stack.callback(store.close)
@@ -74,7 +78,7 @@ def run(
             forecaster=get_forecaster(terms.forecaster),
             run=card.run,
             boot=boot,
-            settings=local.SETTINGS,
+            settings=ground.settings,
             on_event=(_teller(story, view),),
         )
         stack.callback(controller.close)
@@ -111,13 +115,34 @@ def _differences(found: outdir.Found, card: outdir.Card) -> list[str]:
     return [clean(line) for line in lines]
 
 
-def _hub(job_file: JobFile, listen: Any, address: Any, clock: Clock) -> tuple[Hub, dict[str, str]]:
+def _ask(job_file: JobFile, provider: Any, *, as_json: bool, now_ms: int) -> None:
+    """Show the priced plan and ask; leave with 130 on a no.
+
+    Raises LimitError for terms that cannot be met, ConfigError where nobody can be asked.
+    """
+    from surefoot.cli import plan  # the simulator is needed only here
+
+    question = clouds.foretold(job_file, provider, now_ms=now_ms)
+    priced = plan.price(question, count=ASKED_FUTURES, workers=os.cpu_count() or 1)
+    console = frame.err() if as_json else frame.wide()
+    plan.show(priced, console)
+    plan.refuse_hopeless(priced)
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "this run spends money, and there is no terminal to ask on",
+            hint="look at the plan, then add --yes",
+        )
+    if not typer.confirm("Start it?", err=as_json):
+        raise typer.Exit(frame.INTERRUPTED)
+
+
+def _hub(job_file: JobFile, ground: clouds.Ground, clock: Clock) -> tuple[Hub, dict[str, str]]:
     """Open the hub where the agents of an earlier start look for it; return it and the boot."""
     file = job_file.out / HUB_FILE
     known = _read_hub(file)
     secret = known.get("secret") or secrets.token_urlsafe(24)
-    listener = _listen(listen, int(known.get("port", 0)))
-    place = address(listener)
+    listener = _listen(ground.listen, int(known.get("port", 0)))
+    place = ground.address(listener)
     port = int(listener.getsockname()[1])
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
@@ -126,12 +151,12 @@ def _hub(job_file: JobFile, listen: Any, address: Any, clock: Clock) -> tuple[Hu
         "SUREFOOT_HUB": place,
         "SUREFOOT_SECRET": secret,
         "SUREFOOT_COMMAND": _command(job_file),
-        "SUREFOOT_WORKDIR": str(job_file.workdir),
+        "SUREFOOT_WORKDIR": ground.workdir,
         "SUREFOOT_CHECKPOINT": job_file.checkpoint,
         "SUREFOOT_KEEP": str(job_file.keep),
-        "SUREFOOT_NOTICE": "aws",
+        "SUREFOOT_NOTICE": ground.notice,
         "SUREFOOT_ENVS": json.dumps(dict(job_file.envs)),
-        "SUREFOOT_LEASE_S": str(local.LEASE_S),
+        "SUREFOOT_LEASE_S": str(ground.lease_s),
     }
     if job_file.job.work.total_steps is not None:
         boot["SUREFOOT_STEPS"] = str(job_file.job.work.total_steps)
@@ -186,11 +211,18 @@ def _lead(
 
 
 def _say_left(job_file: JobFile, held: int) -> None:
-    """Say what leaving at once means: no last checkpoint, and no local VM outlives it."""
+    """Say what leaving at once means: no last checkpoint, and what becomes of the VMs."""
+    if job_file.local is None:
+        fate = (
+            f"{held} VMs still run and cost money: each ends itself {clouds.LEASE_S // 60} minutes"
+            " after it last heard of a controller"
+        )
+    else:
+        fate = f"{held} local VMs are ended with this command"
     frame.err().print(
         Text(
-            f"left at once, without a last checkpoint; {held} local VMs are ended with this"
-            f" command\ngo on with: surefoot run {_near(job_file.path)}"
+            f"left at once, without a last checkpoint; {fate}\n"
+            f"go on (and clean up) with: surefoot run {_near(job_file.path)}"
         )
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from surefoot.core.job import Job
 from surefoot.core.market import Pool
@@ -76,6 +77,12 @@ class JobFile:
     envs: Mapping[str, str] = field(default_factory=dict)
     deadline: Deadline = Deadline()
     local: LocalSettings | None = None
+    aws: Mapping[str, Any] = field(default_factory=dict)
+    """The section `aws`, under the names of the provider's settings."""
+    hub: tuple[str | None, int] = (None, 0)
+    """Address at which the VMs of a cloud reach the controller (None: this machine's), port."""
+    has_workdir: bool = False
+    """Whether the file names a `workdir`."""
     out: Path = Path("surefoot-out")
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -73,6 +74,9 @@ class _Build:
             envs=dict(model.envs),
             deadline=self._deadline(),
             local=self._local(),
+            aws=self._aws(),
+            hub=(model.controller.address, model.controller.port),
+            has_workdir="workdir" in model.model_fields_set,
             out=out.absolute(),
         )
 
@@ -214,6 +218,19 @@ class _Build:
         if not trace.is_file():
             raise self.fail(("local", "trace"), f"there is no file {trace}")
         return LocalSettings(trace, local.vms, local.pace)
+
+    def _aws(self) -> dict[str, Any]:
+        """Return the section `aws` under the names of the provider's settings."""
+        aws = self.model.aws
+        if aws is None:
+            return {}
+        body = aws.model_dump()
+        image, groups = body.pop("image"), body.pop("security_groups")
+        body["images"] = {"*": image} if isinstance(image, str) else dict(image or {})
+        by_region = {"*": groups} if isinstance(groups, list) else groups
+        body["security_groups"] = {r: tuple(ids) for r, ids in by_region.items() if ids}
+        body["on_demand_usd_h"] = body.pop("on_demand")
+        return {key: value for key, value in body.items() if value is not None}
 
     def _checkpoint(self, out: Path) -> str:
         path = self.model.checkpoint.path

@@ -111,6 +111,36 @@ class LocalFile(Section):
     pace: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
 
 
+Price = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Texts = dict[str, str]
+
+
+class AwsFile(Section):
+    """Settings of the AWS provider; maps by region know `*` for all others."""
+
+    image: str | Texts | None = None
+    on_demand: dict[str, Price] = {}
+    speeds: dict[str, Price] = {}
+    key_name: str = ""
+    subnets: Texts = {}
+    security_groups: list[str] | dict[str, list[str]] = []
+    instance_profile: str = ""
+    placement_group: str = ""
+    volume_gb: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    python: str = "python3"
+    install: str | None = None
+    unprotect: bool = False
+    profile: str = ""
+    endpoint_url: str = ""
+
+
+class ControllerFile(Section):
+    """Where the VMs of a cloud reach `surefoot run`."""
+
+    address: str | None = None
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+
+
 class JobModel(Section):
     """The whole job file."""
 
@@ -130,6 +160,8 @@ class JobModel(Section):
     forecaster: str = "mixture"
     checkpoint: CheckpointFile = CheckpointFile()
     local: LocalFile | None = None
+    aws: AwsFile | None = None
+    controller: ControllerFile = ControllerFile()
     out: str = "surefoot-out"
 
 
