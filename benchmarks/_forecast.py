@@ -78,6 +78,8 @@ class Source:
     pools: list[Pool]
     facts: list[Fact]
     rows: dict[str, Rows]
+    trace: Trace | None = None
+    """The whole record, for sources that count launches or VMs on a grid."""
 
 
 def load(data: Path, name: str) -> Source:
@@ -114,7 +116,7 @@ def _counts(data: Path, name: str) -> Source:
         table = table[np.argsort(table[:, 1], kind="stable")]
         columns = (table[:, 0].astype(int), *table[:, 1:].T)
         rows[horizon] = Rows(*columns, spans[horizon])
-    return Source(name, pools, facts_of(trace), rows)
+    return Source(name, pools, facts_of(trace), rows, trace)
 
 
 def _series(data: Path, name: str) -> list[tuple[Pool, np.ndarray, np.ndarray]]:

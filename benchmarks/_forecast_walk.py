@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from _forecast import Source
-from surefoot.core.forecast import Forecaster
+from surefoot.core.forecast import Forecaster, get_forecaster
 from surefoot.core.forecast.expert import BINS, HORIZONS_H, Batch
 from surefoot.core.forecast.features import Features
 from surefoot.core.forecast.mixture import Mixture
 from surefoot.core.forecast.port import Floats, Forecast, predict_all
-from surefoot.core.trace import History
-from surefoot.traces.facts import grow
+from surefoot.core.market import Pool
+from surefoot.core.trace import History, value_at
+from surefoot.traces.facts import facts_of, grow
 
 
 def walk(
@@ -102,3 +103,46 @@ def lessons(source: Source, *, tenths: int) -> list[Batch]:
     collector = Collector()
     Mixture("collect", lambda: (collector,), (1.0,)).fit(history, now_ms=cut_ms)
     return collector.batches
+
+
+def launch_scores(source: Source, *, first: float) -> tuple[int, float, float, float]:
+    """Score the odds that a launch succeeds, a quarter hour ahead, from probes every 10 minutes.
+
+    Return (instants, share granted, log loss skill over the pool's mean so far, skill over the
+    last probe's answer smoothed by its past reliability), over the record after `first`.
+    """
+    trace = source.trace
+    assert trace is not None
+    facts = [f for f in facts_of(trace, reassert_ms=600_000) if f.kind == "tried"]
+    model, history = get_forecaster("gamma_poisson"), History()
+    times = [f.at_ms for f in facts]
+    begin = trace.start_ms + round((trace.end_ms - trace.start_ms) * first)
+    sums: dict[Pool, list[float]] = {}
+    losses, beliefs, done = [], None, 0
+    for at_ms in range(trace.start_ms + 3_600_000, trace.end_ms - 900_000, 3_600_000):
+        upto = bisect_right(times, at_ms)
+        grow(history, facts[done:upto])
+        done = upto
+        beliefs = (
+            beliefs.update(history, now_ms=at_ms) if beliefs else model.fit(history, now_ms=at_ms)
+        )
+        for pool, record in trace.pools.items():
+            most = max((s.value or 0 for s in record.supply), default=0)
+            now, then = (value_at(record.supply, at) for at in (at_ms, at_ms + 900_000))
+            if not most or now is None or then is None:
+                continue
+            now, then = min(1.0, now / most), min(1.0, then / most)
+            mean, seen, kept = sums.setdefault(pool, [1.0, 2.0, 1.0])
+            stay = kept / seen if seen > 4 else 0.8
+            base = stay * now + (1 - stay) * mean / seen
+            if at_ms >= begin:
+                odds = beliefs.predict(pool, now_ms=at_ms).launch_odds
+                losses.append([_loss(then, q) for q in (odds, mean / seen, base)] + [then])
+            sums[pool] = [mean + then, seen + 1, kept + 1 - abs(then - now)]
+    ours, usual, last, granted = np.mean(np.array(losses), axis=0)
+    return len(losses), float(granted), float(1 - ours / usual), float(1 - ours / last)
+
+
+def _loss(share: float, odds: float) -> float:
+    odds = min(max(odds, 0.003), 0.997)
+    return -float(share * np.log(odds) + (1 - share) * np.log1p(-odds))

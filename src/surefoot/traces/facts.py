@@ -65,6 +65,22 @@ def history_of(trace: Trace, until_ms: int | None = None) -> History:
     return history
 
 
+def facts_from(history: History) -> list[Fact]:
+    """Return a history's facts in order of time, so that it can be lived through again."""
+    out: list[Fact] = []
+    for pool, record in history.pools.items():
+        for life in record.lives.values():
+            out.append(Fact(life.born_ms, pool, 0, "born", life.key))
+            if life.end_ms is not None:
+                kind = "lost" if life.end is LifeEnd.PREEMPTED else "censored"
+                out.append(Fact(life.end_ms, pool, 1, kind, life.key))
+        for one in record.launches:
+            out.append(Fact(one.at_ms, pool, 2, "tried", "", one.asked, one.granted))
+        for price in record.prices:
+            out.append(Fact(price.at_ms, pool, 3, "priced", "", 0, price.value or 0))
+    return sorted(out)
+
+
 def _pool_facts(record: PoolTrace, trace: Trace, reassert_ms: int | None) -> list[Fact]:
     pool, probes = record.pool, trace.semantics in (Semantics.PROBE, Semantics.SUPPLY)
     target = max((s.value or 0 for s in record.supply), default=0)

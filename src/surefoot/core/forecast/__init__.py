@@ -23,6 +23,7 @@ from surefoot.core.forecast.port import (
     constant_hazard,
     predict_all,
 )
+from surefoot.core.forecast.spells import WithSpells
 from surefoot.errors import ConfigError
 
 __all__ = [
@@ -55,7 +56,7 @@ def _alone(name: str, expert: Callable[[], Expert]) -> Mixture:
 
 
 _MODELS: tuple[Forecaster, ...] = (
-    Mixture(DEFAULT, _default_experts, (0.6, 0.2, 0.15, 0.05)),
+    WithSpells(Mixture(DEFAULT, _default_experts, (0.6, 0.2, 0.15, 0.05))),
     GammaPoisson(),
     GammaPoisson("weibull", Rules(curve=weibull(0.6))),
     _alone("climatology", RateExpert),

@@ -22,8 +22,9 @@ CHAIN_H: tuple[float, ...] = (2.0, 2.0, 2.0, 2.0, 1.0, 0.5)
 FAST_H: tuple[float, ...] = (1.0, 6.0)
 
 AGE_BINS_H: tuple[float, ...] = (
-    *(0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 22.0, 22.9),
-    *(23.15, 23.4, 23.65, 23.9, 24.15, 24.4, 26.0, 30.0, 48.0, 96.0),
+    *(0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 22.0),
+    *(round(22.7 + 0.1 * k, 1) for k in range(19)),
+    *(26.0, 30.0, 48.0, 96.0),
 )
 """Ages at which the learned hazards step; fine round 24 h, where some products end a VM."""
 AGE_STEPS_H: tuple[float, ...] = (

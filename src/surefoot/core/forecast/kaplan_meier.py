@@ -13,7 +13,7 @@ from surefoot.core.forecast.expert import BINS, HORIZONS_H, Batch
 from surefoot.core.forecast.features import PRIOR_RATE_PER_H, Features, bin_centres
 from surefoot.core.forecast.port import Floats
 
-_WORTH = 4.0
+_WORTH = 1.0
 """Rows that the scaled prior curve is worth in each bin."""
 
 

@@ -14,7 +14,9 @@ from surefoot.core.forecast.features import AGE_NAMES, BIN_ROWS, POOL_NAMES, Fea
 from surefoot.core.forecast.port import Floats
 
 SIZE = len(POOL_NAMES) + len(AGE_NAMES)
-_NEWTON_STEPS = 2
+_NEWTON_STEPS = 3
+_LONGEST_STEP = 1.5
+"""No Newton step moves a row's log odds by more: far from the top the curvature misleads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +79,7 @@ def updated(
         odds = sigmoid(x @ mean)
         slope = x.T @ (weight * (lost - odds)) - precision @ (mean - start)
         curved = precision + x.T @ ((weight * odds * (1.0 - odds))[:, None] * x)
-        mean = mean + np.linalg.solve(curved, slope)
+        step = np.linalg.solve(curved, slope)
+        longest = float(np.max(np.abs(x @ step)))
+        mean = mean + step * min(1.0, _LONGEST_STEP / max(longest, 1e-12))
     return mean, curved

@@ -69,7 +69,7 @@ class Mixture:
         """Return beliefs formed from scratch from all of `history` up to `now_ms`."""
         experts = self.experts()
         scores = np.zeros((GROUPS, len(HORIZONS_H), len(experts)))
-        blank = MixtureBeliefs(self, Watch(self.rules), experts, scores[:0], scores)
+        blank = MixtureBeliefs(self, Watch(self.rules), experts, scores[None, 0][:0], scores)
         return blank.update(history, now_ms=now_ms)
 
     def restored(self, body: Mapping[str, Any]) -> Beliefs:
@@ -81,8 +81,7 @@ class Mixture:
 class MixtureBeliefs:
     """The state of all pools, the experts, and their decayed log scores.
 
-    `pool_scores`: (n, horizons, experts), over all ages. `all_scores`: (groups, horizons,
-    experts), over all pools. A score is a sum of weight x log likelihood, the best expert's
+    `pool_scores`: (n, horizons, experts). `all_scores`: (groups, horizons, experts). A score is a sum of weight x log likelihood, the best expert's
     taken off. Treat it as immutable: `update` returns another.
     """
 
@@ -134,13 +133,14 @@ class MixtureBeliefs:
     def weights(self, rows: Ints) -> Floats:
         """Return the weight of each expert for pools by number: (n, groups, horizons, experts).
 
-        The score among all pools (by age) and the pool's own (over all ages) count half each.
+        The score over all pools (by age) counts whole, the pool's own (over all ages) a quarter:
+        a pool's own record is short, and the same experts tend to be right everywhere.
         """
         known = np.zeros((len(rows), *self.pool_scores.shape[1:]))
         old = rows < len(self.pool_scores)
         known[old] = self.pool_scores[rows[old]]
-        log_weight = np.log(np.array(self.model.prior)) + 0.5 * (
-            self.all_scores[None] + known[:, None]
+        log_weight = np.log(np.array(self.model.prior)) + (
+            self.all_scores[None] + 0.25 * known[:, None]
         )
         log_weight -= log_weight.max(axis=-1, keepdims=True)
         weight = np.exp(log_weight) + 1e-3 * np.array(self.model.prior)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 
-from surefoot.core.forecast.port import Beliefs, Floats, Forecast, Forecaster, Hazard
+from surefoot.core.forecast.port import Beliefs, Floats, Forecast, Forecaster, Hazard, ManyBeliefs
 from surefoot.core.market import Pool
 from surefoot.core.trace import History, PoolHistory
 from surefoot.core.units import MS_PER_HOUR, hours
@@ -19,6 +20,9 @@ SHAPE: Floats = np.array([1.3, 1.0, 0.7, 0.45, 0.28, 0.18, 0.1])
 """Prior rate by age, relative: spells that have lasted go on lasting (theory notes, C.2)."""
 
 OPEN, CLOSED = 0, 1
+
+FOUND_AGE_MS = MS_PER_HOUR
+"""Age given to a spell that was found going on: one met at random has lasted for a while."""
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ class SpellCount:
 
     def _see(self, kind: int, at_ms: int, *, half_life_h: float, gap_ms: int) -> None:
         if self.kind is None or at_ms - self.last_ms > gap_ms:
-            self.kind, self.since_ms, self.last_ms = kind, at_ms, at_ms
+            self.kind, self.since_ms, self.last_ms = kind, at_ms - FOUND_AGE_MS, at_ms
             return
         if at_ms <= self.last_ms and kind == self.kind:
             return
@@ -104,7 +108,8 @@ class WithSpells:
 
     def fit(self, history: History, *, now_ms: int) -> Beliefs:
         """Return beliefs formed from scratch from all of `history` up to `now_ms`."""
-        begun = SpellBeliefs(self, self.base.fit(history, now_ms=now_ms), {}, np.zeros(0), now_ms)
+        base, blank = self.base.fit(history, now_ms=now_ms), np.zeros((2, 2, len(EDGES_H)))
+        begun = SpellBeliefs(self, base, {}, blank, now_ms)
         return begun.counted(history, now_ms=now_ms)
 
 
@@ -127,6 +132,7 @@ class SpellBeliefs:
     def counted(self, history: History, *, now_ms: int) -> SpellBeliefs:
         """Return the beliefs with the history's new tries counted."""
         counts = dict(self.counts)
+        grown = False
         for pool, record in history.pools.items():
             old = counts.get(pool)
             fresh = old is None or len(record.launches) > old.read or bool(old.held)
@@ -138,14 +144,26 @@ class SpellBeliefs:
                     half_life_h=self.model.half_life_h,
                     gap_ms=self.model.gap_ms,
                 )
-                counts[pool] = count
+                counts[pool], grown = count, True
+        if not grown:
+            return replace(self, at_ms=now_ms)
         blank = np.zeros((2, 2, len(EDGES_H)))
         total = sum((np.stack((c.ended, c.spent_h)) for c in counts.values()), blank)
         return replace(self, counts=counts, total=total, at_ms=now_ms)
 
     def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
         """Return the model underneath's forecast with window, drought and spell age."""
-        forecast = self.base.predict(pool, now_ms=now_ms)
+        return self._completed(self.base.predict(pool, now_ms=now_ms), pool, now_ms)
+
+    def predict_many(self, pools: Sequence[Pool], *, now_ms: int) -> dict[Pool, Forecast]:
+        """Return the forecast of each pool, equal to `predict` of each."""
+        if hasattr(self.base, "predict_many"):
+            many = cast(ManyBeliefs, self.base).predict_many(pools, now_ms=now_ms)
+        else:
+            many = {pool: self.base.predict(pool, now_ms=now_ms) for pool in pools}
+        return {pool: self._completed(one, pool, now_ms) for pool, one in many.items()}
+
+    def _completed(self, forecast: Forecast, pool: Pool, now_ms: int) -> Forecast:
         own = self.counts.get(pool, SpellCount())
         others = self.total - np.stack((own.ended, own.spent_h))
         weight = self.model.sibling_weight

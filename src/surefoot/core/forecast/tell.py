@@ -94,14 +94,16 @@ def _near(odds: Floats, stormy: tuple[Floats, Floats] | None) -> Floats:
 
 
 def _counts(model: Mixture, e: Evidence, now_ms: int) -> tuple[float, float]:
-    """Return the pool's decayed losses and weighted VM-hours, let run to now."""
+    """Return the pool's decayed pool events and hours with VMs, let run to now.
+
+    Events and not VMs say how sure a rate is: VMs of a pool are lost together.
+    """
     if e.at_ms < 0 or now_ms <= e.at_ms:
-        return e.losses, e.exposure_h
+        return e.events, e.held_h
     gap_h = (now_ms - e.at_ms) / MS_PER_HOUR
     fade = 2.0 ** (-gap_h / model.rules.half_life_h)
-    curve = model.rules.curve
-    fresh = sum(curve.integral(age - gap_h, age) for age in e.ages_h(now_ms))
-    return e.losses * fade, e.exposure_h * fade + fresh * (1.0 + fade) / 2.0
+    fresh = gap_h * (1.0 + fade) / 2.0 if e.alive else 0.0
+    return e.events * fade, e.held_h * fade + fresh
 
 
 def _typical(e: Evidence, rates: Floats, now_ms: int) -> float:
