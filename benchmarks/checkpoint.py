@@ -5,7 +5,7 @@ step baseline, a save, then steps until it is durable. stall = the caller blocke
 waiting before the optimizer; lost = stall plus what the steps took longer than the baseline.
 Peers that are not installed are named and left out; torch.save and safetensors get an fsync.
 
-    python benchmarks/checkpoint.py [--quick] [--gb 1.5] [--rounds 3] [--busy] [--json FILE]
+    python benchmarks/checkpoint.py [--quick] [--gb 1.5] [--rounds 3] [--busy] [--store URL]
 """
 
 from __future__ import annotations
@@ -396,9 +396,13 @@ def main() -> int:
     parser.add_argument("--gb", type=float, default=1.5, help="state size, GB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--busy", action="store_true", help="keep the second core busy")
-    parser.add_argument("--only", default="", help="engines whose name contains one of these, a|b")
+    parser.add_argument("--store", default="", help="only compare with raw obstore on this URL")
     arguments = parser.parse_args()
     gb, rounds = (0.4, 2) if arguments.quick else (arguments.gb, arguments.rounds)
+    if arguments.store:
+        bars = Bars("checkpoint-store")
+        report_store(bars, arguments.store, gb, rounds)
+        return bars.finish(arguments.json)
     root = Path(tempfile.mkdtemp(prefix="surefoot-bench-"))
     stop = busy(on=arguments.busy)
     bars = Bars("checkpoint")
@@ -439,6 +443,47 @@ def run_rounds(engines: list[Engine], training: Training, root: Path, rounds: in
             path.unlink(missing_ok=True) if path.is_file() else None
     for engine in engines:
         engine.close()
+
+
+def report_store(bars: Bars, url: str, gb: float, rounds: int) -> None:
+    """Compare ours with raw obstore on the same store: the same parts, as many at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import obstore
+
+    from surefoot.checkpoint.objects import _AT_ONCE, PART_BYTES, ObjectStorage
+
+    state = {f"t{i}": torch.randn(int(gb * 1e9 / 4 / 16)) for i in range(16)}
+    into = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+    part = os.urandom(PART_BYTES)
+    rows = []
+    with Checkpointer(f"{url}/ours", keep=1) as checkpointer:
+        store = ObjectStorage(f"{url}/raw")._store
+        for step in range(rounds + 1):
+            saved = checkpointer.save(step, state, blocking=True).saved
+            assert saved is not None
+            began = time.perf_counter()
+            checkpointer.load(into)
+            load = time.perf_counter() - began
+            count = max(1, round(saved.n_bytes / PART_BYTES))
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                began = time.perf_counter()
+                list(pool.map(lambda n: obstore.put(store, str(n), part), range(count)))
+                put = time.perf_counter() - began
+                began = time.perf_counter()
+                list(pool.map(lambda n: len(obstore.get(store, str(n)).bytes()), range(count)))
+                get = time.perf_counter() - began
+            scale = saved.n_bytes / (count * PART_BYTES)
+            if step:
+                row = {"save": saved.persist_s, "put": put * scale, "load": load}
+                rows.append({**row, "get": get * scale})
+    print("\nobject store, seconds (ours / raw obstore)")
+    table(list(rows[0]), [list(row.values()) for row in rows])
+    bars.rows["store"] = rows
+    put = statistics.median(r["put"] / r["save"] for r in rows)
+    get = statistics.median(r["get"] / r["load"] for r in rows)
+    bars.at_least("store: put, ours / raw", put, 0.9)
+    bars.at_least("store: get, ours / raw", get, 0.9)
 
 
 def report_alone(bars: Bars, training: Training, root: Path, rounds: int) -> None:
