@@ -85,6 +85,50 @@ def test_several_processes_give_the_same_rows_as_one(
     assert told([*again, "1"], capsys) == told([*again, "2"], capsys)
 
 
+def test_the_oracle_can_be_compared_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = ["compare", "job.yaml", "--policies", "oracle,on-demand", "--workers", "1"]
+    lines = {line["policy"]: line for line in told(again, capsys)["policies"]}
+    assert lines["oracle"]["usd_per_kstep"] < lines["on-demand"]["usd_per_kstep"]
+
+
+def test_a_sweep_varies_keys_keeps_rows_and_is_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", "job.yaml", "--out", "sw", "--policies", "greedy", "--workers", "1"]
+    command += ["--set", "throughput.floor=1,2"]
+    body = told(command, capsys)
+    lines = {(line["policy"], line["label"]): line for line in body["policies"]}
+    assert set(lines) == {
+        (policy, f"throughput.floor={floor}") for policy in ("greedy", "oracle") for floor in "12"
+    }
+    half, full = (lines["greedy", f"throughput.floor={n}"]["usd_per_kstep"] for n in "12")
+    assert half < full, "a lower floor needs less on-demand"
+    parts = {p: p.stat().st_mtime_ns for p in (folder / "sw/parts").iterdir()}
+    assert told(command, capsys) == body
+    assert {p: p.stat().st_mtime_ns for p in (folder / "sw/parts").iterdir()} == parts
+    assert told(["report", "sw"], capsys) == body
+    page = (folder / "sw/report.html").read_text()
+    assert "offline optimum" in page and "throughput.floor=2" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (["--set", "throughput.flor=1"], "did you mean `floor`?"),
+        (["--set", "floor"], "must be KEY=VALUE"),
+        (["--set", "steps.many=1"], "there is a value where a section would be"),
+        (["--out", "."], "holds no sweep"),
+        (["--engine", "ray"], "ray"),
+    ],
+)
+def test_a_wrong_sweep_is_explained(
+    folder: Path, change: list[str], wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", "job.yaml", "--out", "sw", "--policies", "greedy", "--workers", "1"]
+    assert cli.main([*command, *change]) == 2
+    assert wanted in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [

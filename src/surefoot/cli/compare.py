@@ -35,7 +35,7 @@ def compare(
         list[Path] | None,
         typer.Option(help="A trace or a folder of them; may be repeated. Default: the job's own."),
     ] = None,
-    policies: Annotated[str, typer.Option(help=f"Comma-separated, of {EVERY}.")] = EVERY,
+    policies: Annotated[str, typer.Option(help=f"Comma-separated, of {EVERY}; or oracle.")] = EVERY,
     forecaster: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(FORECASTERS)}; default: the job's.")
     ] = None,

@@ -16,6 +16,7 @@ from surefoot.core.market import Pool
 from surefoot.core.policy import get_policy
 from surefoot.core.trace import Trace
 from surefoot.errors import ConfigError
+from surefoot.report.comparison import ORACLE
 from surefoot.sim import CostModel
 from surefoot.traces import READERS, read_trace
 
@@ -78,7 +79,8 @@ def policies(text: str) -> list[str]:
     if not names:
         raise ConfigError("--policies: name at least one, such as hybrid,on_demand")
     for name in names:
-        get_policy(name)
+        if name != ORACLE:
+            get_policy(name)
     return list(dict.fromkeys(names))
 
 

@@ -38,6 +38,22 @@ class Document:
         """Return the scalar at `where` as the user wrote it, or None."""
         return self.written.get(where)
 
+    def change(self, key: str, text: str) -> None:
+        """Set a dotted key to a value written as in a file, making the sections it lies in.
+
+        Raises ConfigError for text that is no YAML, and for a key below a value.
+        """
+        *above, last = key.split(".")
+        section: Any = self.value
+        for part in above:
+            section = section.setdefault(part, {}) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            raise ConfigError(f"{self.path}: {key}: there is a value where a section would be")
+        try:
+            section[last] = yaml.load(text, Loader=_Loader)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{key}: cannot be read: {text!r}", hint=str(error)) from None
+
 
 class _Loader(yaml.SafeLoader):
     """YAML without dates and base-60 numbers: `12:30` and `2026-12-24` stay text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,20 @@ from surefoot.errors import ConfigError
 LONGEST_INTERVAL_MS = 30 * 24 * 3_600_000
 
 
-def load_job(path: Path | str, *, now_ms: int | None = None) -> JobFile:
+def load_job(
+    path: Path | str, *, now_ms: int | None = None, changes: Mapping[str, str] | None = None
+) -> JobFile:
     """Read and check a job file; nothing is started and nothing is written.
 
     With `now_ms` (epoch) a deadline in the past is refused too. Relative paths in the file are
-    relative to its folder, `out` to the current directory.
+    relative to its folder, `out` to the current directory. `changes` sets keys such as
+    `throughput.floor` to values, written as in the file, before anything is checked.
 
     Raises ConfigError: one message that lists every problem as `file:line: key: what is wrong`.
     """
     document = read_document(Path(path))
+    for key, text in (changes or {}).items():
+        document.change(key, text)
     _keep_numbers_as_written(document)
     try:
         model = JobModel.model_validate(document.value)

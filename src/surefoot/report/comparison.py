@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from surefoot.core.job import Job
+from surefoot.core.policy.oracle import Oracle
 from surefoot.core.replay import Replay
 from surefoot.core.trace import Trace
 from surefoot.report.floor import FloorWatch
@@ -16,6 +17,9 @@ from surefoot.sim import simulate
 from surefoot.sim.sweep import Point, row_of
 
 Row = Mapping[str, Any]
+
+ORACLE = "oracle"
+"""The name here of the policy that may look ahead: the offline optimum."""
 
 
 def judged(point: Point, replay: Replay) -> Row:
@@ -29,7 +33,7 @@ def judged(point: Point, replay: Replay) -> Row:
     outcome = simulate(
         job,
         replay,
-        policy=point.policy,
+        policy=_oracle(replay.trace) if point.policy == ORACLE else point.policy,
         model=point.model,
         seed=point.seed,
         start_ms=point.start_ms,
@@ -41,6 +45,12 @@ def judged(point: Point, replay: Replay) -> Row:
     row["floor_short_s"] = floor.short_ms / 1000
     row["floor_broken_s"] = floor.broken_ms / 1000
     return row
+
+
+def _oracle(trace: Trace) -> Oracle:
+    """Return the policy that knows the trace, on a grid fine enough for short ones."""
+    span_ms = trace.end_ms - trace.start_ms
+    return Oracle(trace, tick_ms=max(1_000, min(300_000, span_ms // 500)))
 
 
 def started(point: Point) -> Job:
