@@ -87,6 +87,11 @@ class Saver:
         step, state, _ = self._checkpointer.load()
         return step, state
 
+    def newest_durable(self) -> int:
+        """Return the step of the newest checkpoint once what is on its way is settled; -1: none."""
+        self.wait()
+        return self.newest()
+
     def settle_copy(self) -> None:
         """Return when no copy reads the training state any more."""
         if self._checkpointer is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import logging
 import os
 import signal
@@ -17,9 +16,10 @@ import torch
 
 from surefoot.checkpoint import Checkpointer
 from surefoot.core.wire import Finished, Formed, Metric, Noticed, Ready, Stepped
-from surefoot.errors import ConfigError
 from surefoot.train.control import Control
+from surefoot.train.diverged import first_bad, refuse_diverged
 from surefoot.train.elastic import Membership, Patience
+from surefoot.train.environment import end_promptly, positive
 from surefoot.train.feed import Feed, order_of
 from surefoot.train.figures import Figures
 from surefoot.train.gradients import GradientSum
@@ -80,13 +80,16 @@ class Session:
         shards: int = SHARDS,
     ) -> None:
         env = os.environ
-        self._pace = _positive(env, "SUREFOOT_PACE")
+        self._pace = positive(env, "SUREFOOT_PACE")
         if self._pace is not None:
             torch.set_num_threads(1)  # a local VM is a slice of this machine
+        self._model = model
         self._order = order_of(dataloader, seed)
         self._feed = Feed(dataloader, self._order)
         self._state = TrainingState(model, optimizer, scheduler, extra or {}, self._order)
         self._undo = StepUndo(optimizer, scheduler)
+        self._touched = False
+        optimizer.register_step_post_hook(self._touch)
         self._link = Link(env.get("SUREFOOT_AGENT"))
         token = env.get("SUREFOOT_TOKEN", "alone")
         self._membership = Membership(self._link, token, env.get("SUREFOOT_ADDRESS", "127.0.0.1"))
@@ -111,7 +114,7 @@ class Session:
         self._total = 0
         self._catch_signals()
         if not self._link.alone:
-            atexit.register(_end_promptly)
+            atexit.register(end_promptly)
         self._link.start()
         newest, generation = max(0, self._saver.newest()), self._saver.path_generation()
         self._link.send(Ready(since_process_start_ms(), newest, generation))
@@ -163,6 +166,20 @@ class Session:
             elif self.is_main:
                 self._link.send(Metric(name, number, self.step))
 
+    def check_notice(self) -> bool:
+        """Act on a notice now, in the middle of a long evaluation; returns whether it was saved.
+
+        For the part of a loop body before its `optimizer.step()`: the weights are still those of
+        the step before. Costs nothing without a notice; the main worker saves without the others.
+        """
+        wish, group = self._link.orders.save, self._group
+        if wish is None or group is None or self._touched or not self._saver.is_new(wish):
+            return False
+        if not self._saver.in_charge:
+            return False
+        self._begin_save("emergency", wish)
+        return True
+
     def steps(self, total: int) -> Iterator[tuple[int, Any]]:
         """Yield (step, this worker's batch) for every step still to do, up to `total`.
 
@@ -211,6 +228,7 @@ class Session:
         self._clock.begin(0.0 if self._pace is None else samples / self._pace)
         self._gradients.begin(group, shares[0].weight, self._say(group))
         self._figures.begin_step(samples)
+        self._touched = False
 
     def _begin_part(self, group: Group, cut: Cut, number: int) -> Any:
         """Return the number-th part of this worker's batch; most often there is only one."""
@@ -228,7 +246,11 @@ class Session:
         """The gradient of a part is kept; the loop body's other doings count once a step."""
         assert isinstance(self._gradients, TreeSum)  # only its steps have several parts
         self._gradients.finish_part()
+        self._touched = False
         self._undo.undo()
+
+    def _touch(self, *_: Any) -> None:
+        self._touched = True  # by the optimizer: until the step ends, weights and step differ
 
     def _say(self, group: Group) -> Control:
         """Return what this worker has to say in the coming step's all-reduce."""
@@ -278,6 +300,7 @@ class Session:
             self._leave_soon(group)
 
     def _begin_save(self, kind: str, *wishes: SaveWish | None) -> None:
+        refuse_diverged(self._model, self._state.step, self._saver.newest_durable)
         deadlines = [w.deadline_s for w in wishes if w is not None and w.deadline_s is not None]
         first_s = min(deadlines, default=None)
         self._saver.save(self._state.step, self._state.take(), kind=kind, deadline_s=first_s)
@@ -381,6 +404,7 @@ class Session:
 
     def _finish(self, group: Group) -> bool:
         """Make the last step durable; returns False if a member was lost meanwhile."""
+        refuse_diverged(self._model, self._state.step, self._saver.newest_durable)
         saved = self._save_last(kind="final") if group.rank == 0 else True
         try:
             rows = group.gather_rows([int(saved)])
@@ -404,6 +428,9 @@ class Session:
         durable = checkpointer.last_durable
         if durable is not None and durable.step == self._state.step:
             return True
+        if (bad := first_bad(self._model)) is not None:
+            _log.error("step %d is not saved: %s holds NaN or infinity", self._state.step, bad)
+            return False
         self._saver.save(self._state.step, self._state.take(), kind=kind)
         self._saver.wait()
         if self._saver.fenced is not None:
@@ -441,7 +468,7 @@ class Session:
             self._signal = number
             signal.signal(number, self._old_signals[number])
             return
-        left_ms = round((_positive(os.environ, "SUREFOOT_GRACE_S") or _GRACE_S) * 1000)
+        left_ms = round((positive(os.environ, "SUREFOOT_GRACE_S") or _GRACE_S) * 1000)
         self._link.wish_save(left_ms, "signal")
         threading.Thread(
             target=self._link.send, args=(Noticed(left_ms, "signal"),), daemon=True
@@ -454,12 +481,6 @@ def _gradients_of(model: torch.nn.Module, shards: int) -> GradientSum | TreeSum:
     summing = TreeSum(model, shards)
     torch.use_deterministic_algorithms(True)
     return summing
-
-
-def _end_promptly() -> None:
-    """Leave the interpreter's last sweep nothing to do: it takes longer than the last save."""
-    gc.disable()
-    gc.freeze()
 
 
 def _left_s(wish: SaveWish) -> float:
@@ -475,16 +496,3 @@ def _agreed(heard: Control) -> SaveWish | None:
         return None
     left_s = heard.left_s / heard.urgent
     return SaveWish(time.monotonic() + left_s if left_s >= 0 else None, "agreed")
-
-
-def _positive(env: Mapping[str, str], name: str) -> float | None:
-    text = env.get(name, "")
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise ConfigError(f"{name} must be a number above 0, not {text!r}") from error
-    if not value > 0:
-        raise ConfigError(f"{name} must be a number above 0, not {text!r}")
-    return value
