@@ -93,6 +93,7 @@ class Checkpointer:
         self.rank, self.world, self.overlap, self._split = rank, world, overlap, split
         self._generation, self._part_timeout_s = generation, part_timeout_s
         self._abort = threading.Event()
+        self._pid = os.getpid()
         self.failures = 0
         self.last_durable: Saved | None = None
         self._pace = Pace()
@@ -437,6 +438,8 @@ class Checkpointer:
         self._arenas.close()
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a fork of the trainer: the threads, and thus the saves, are not here
         self._settle_all()
         self._stop()
 

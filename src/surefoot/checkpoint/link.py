@@ -92,7 +92,9 @@ class WriterProcess:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _CODE, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL,  # and no pipe of the trainer's is held open by it
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                 )
             self._channel = ours
         return self._channel
@@ -102,7 +104,8 @@ class WriterProcess:
         code = self._process.wait()
         self._forget()
         return CheckpointError(
-            f"the writer process died (exit code {code}); the next save starts a new one"
+            f"the writer process died (exit code {code}); the next save starts a new one",
+            hint='if it keeps dying, try: python -c "import surefoot.checkpoint.process"',
         )
 
     def _forget(self) -> None:
