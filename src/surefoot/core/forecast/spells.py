@@ -153,7 +153,7 @@ class SpellBeliefs:
 
     def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
         """Return the model underneath's forecast with window, drought and spell age."""
-        return self._completed(self.base.predict(pool, now_ms=now_ms), pool, now_ms)
+        return self.predict_many((pool,), now_ms=now_ms)[pool]
 
     def predict_many(self, pools: Sequence[Pool], *, now_ms: int) -> dict[Pool, Forecast]:
         """Return the forecast of each pool, equal to `predict` of each."""
@@ -161,22 +161,24 @@ class SpellBeliefs:
             many = cast(ManyBeliefs, self.base).predict_many(pools, now_ms=now_ms)
         else:
             many = {pool: self.base.predict(pool, now_ms=now_ms) for pool in pools}
-        return {pool: self._completed(one, pool, now_ms) for pool, one in many.items()}
+        return self._completed(many, now_ms)
 
-    def _completed(self, forecast: Forecast, pool: Pool, now_ms: int) -> Forecast:
-        own = self.counts.get(pool, SpellCount())
-        others = self.total - np.stack((own.ended, own.spent_h))
+    def _completed(self, many: Mapping[Pool, Forecast], now_ms: int) -> dict[Pool, Forecast]:
+        """Return the forecasts with windows and droughts: all pools' rates in one go."""
+        blank = SpellCount()
+        own = [self.counts.get(pool, blank) for pool in many]
+        ended = np.array([c.ended for c in own]).reshape(-1, 2, len(EDGES_H))
+        spent_h = np.array([c.spent_h for c in own]).reshape(-1, 2, len(EDGES_H))
         weight = self.model.sibling_weight
-        ended = own.ended + weight * others[0]
-        spent = own.spent_h + weight * others[1]
-        rates = [_rates(ended[k], spent[k], self.model.mean_h[k]) for k in (OPEN, CLOSED)]
-        age = 0.0 if own.kind is None else hours(max(0, now_ms - own.since_ms))
-        return replace(
-            forecast,
-            window=Hazard(EDGES_H, rates[OPEN]),
-            drought=Hazard(EDGES_H, rates[CLOSED]),
-            spell_age_h=age,
-        )
+        ended = ended + weight * (self.total[0] - ended)
+        spent_h = spent_h + weight * (self.total[1] - spent_h)
+        rates = _rates(ended, spent_h, np.array(self.model.mean_h))
+        out = {}
+        for (pool, forecast), count, rate in zip(many.items(), own, rates, strict=True):
+            age = 0.0 if count.kind is None else hours(max(0, now_ms - count.since_ms))
+            window, drought = Hazard(EDGES_H, rate[OPEN]), Hazard(EDGES_H, rate[CLOSED])
+            out[pool] = replace(forecast, window=window, drought=drought, spell_age_h=age)
+        return out
 
     def to_dict(self) -> Mapping[str, object]:
         """Return the state as JSON-able values."""
@@ -187,9 +189,12 @@ class SpellBeliefs:
         return {**self.base.to_dict(), "spells": spells}
 
 
-def _rates(ended: Floats, spent_h: Floats, mean_h: float) -> Floats:
-    """Return rates by age: Gamma-Poisson per age, around the prior shape at the pool's level."""
-    level = (float(ended.sum()) + 1.0) / (float((spent_h * SHAPE).sum()) + mean_h)
-    base = SHAPE * level
+def _rates(ended: Floats, spent_h: Floats, mean_h: Floats) -> Floats:
+    """Return rates by age: Gamma-Poisson per age, around the prior shape at the pool's level.
+
+    `ended`, `spent_h`: (pools, kinds, ages). `mean_h`: (kinds,).
+    """
+    level = (ended.sum(axis=-1) + 1.0) / ((spent_h * SHAPE).sum(axis=-1) + mean_h)
+    base = SHAPE * level[..., None]
     rates: Floats = (ended + 1.0) / (spent_h + 1.0 / base)
     return rates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from surefoot.core.policy.terms import (
     steps_per_h,
     switch_ms,
     target,
+    with_rate,
     worth,
 )
 from surefoot.core.units import MS_PER_HOUR, hours
@@ -72,7 +73,8 @@ def market(job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Ma
     held = {vm.pool for vm in seen.state.fleet.select(*STAYING, capacity=Capacity.SPOT)}
     rank = sorted(here, key=lambda o: (o.pool not in held, _price(o, forecast), o.pool))
     now = tuple(o for o in rank if o.pool in held or obtainable(seen, o) >= 1)
-    enough = sum(min(obtainable(seen, o), 1e9) * o.speed for o in now) >= job.num_nodes
+    believed = [o for o in now if o.available is not None or not _in_drought(o, forecast)]
+    enough = sum(min(obtainable(seen, o), 1e9) * o.speed for o in believed) >= job.num_nodes
     is_open = bool(now) and (bool(held) or enough)
     best = now[0] if is_open else (rank[0] if rank else None)
     belief = forecast.get(best.pool) if best else None
@@ -90,6 +92,11 @@ def market(job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Ma
         safe_price=(safe[0].price_micro_usd_h / safe[0].speed if safe else math.inf)
         * job.num_nodes,
     )
+
+
+def _in_drought(offer: Offering, forecast: Mapping[Pool, Forecast]) -> bool:
+    belief = forecast.get(offer.pool)
+    return belief is not None and belief.in_drought
 
 
 def _window(belief: Forecast | None) -> Hazard:
@@ -165,7 +172,7 @@ def verdict(
     many decisions; `grid` is the number of ticks that the time left is cut into at first.
     """
     left_ms, work_ms = left_ms_and_work_ms(job, seen)
-    memory = dict(seen.state.memory)
+    memory = dict(with_rate(job, seen))
     if _stale(memory, seen, around, work_ms):
         memory.update(_pin(seen, around, left_ms, work_ms, grid=grid))
     problem = _problem(memory, around)
@@ -299,6 +306,7 @@ def run_on(
     want = float(job.num_nodes)
     spot, safe = soon(seen, Capacity.SPOT), soon(seen, Capacity.ON_DEMAND)
     launches: tuple[Launch, ...] = ()
+    probes = [vm.token for vm in spot if vm.state is not InstanceState.READY]
     leaving: list[str] = []
     match mode:
         case Mode.SPOT:
@@ -307,8 +315,8 @@ def run_on(
                 leaving = [vm.token for vm in safe]
         case Mode.SAFE:
             launches = fill(job, seen, around.safe, worth=want - worth(safe))
-            if worth(ready(seen, Capacity.ON_DEMAND)) >= want - 1e-6:
-                leaving = [vm.token for vm in spot]
+            replaced = worth(ready(seen, Capacity.ON_DEMAND)) >= want - 1e-6
+            leaving = [vm.token for vm in spot] if replaced else probes
         case Mode.IDLE:
             leaving = [vm.token for vm in (*spot, *safe)]
     save: tuple[Action, ...] = ()
@@ -340,4 +348,42 @@ def finish(job: Job, seen: Observation, forecast: Mapping[Pool, Forecast], *, gr
         if math.isfinite(around.spot_price) and math.isfinite(around.safe_price)
         else f"{name}: {hours(int(work_ms)):.2f} h of work in {hours(int(left_ms)):.2f} h"
     )
-    return run_on(job, seen, said.mode, around, reason=reason, memory=said.memory)
+    plan = run_on(job, seen, said.mode, around, reason=reason, memory=said.memory)
+    return plan if said.mode is Mode.SPOT else _probed(job, seen, around, plan)
+
+
+def _probed(job: Job, seen: Observation, around: Market, plan: Plan) -> Plan:
+    """Return the plan with one spot VM asked for where the market does not tell its supply.
+
+    Without tries nothing would be learnt of the pool while the gang waits or runs on
+    on-demand. A refusal costs nothing; a VM that is granted and still not wanted is ended a
+    second later. In a believed drought a tick passes between probes, in a window the age at
+    which the table may think otherwise.
+    """
+    blind = [o for o in around.spot if o.available is None]
+    if not blind or seen.state.fleet.select(*STAYING, capacity=Capacity.SPOT):
+        return plan
+    last = plan.memory.get("gang.probe_at", -math.inf)
+    bin_then = plan.memory.get("gang.probe_bin", -1.0)
+    bin_now = float(np.searchsorted(AGES_H, around.age_h, "right")) if around.open else 0.0
+    waited = seen.now_ms - last >= plan.memory["gang.tick"]
+    if not waited or (around.open and bin_now == bin_then):
+        return plan
+    probe = fill(job, seen, blind[:1], worth=blind[0].speed, taken=_launches(plan))
+    if not probe:
+        return plan
+    return replace(
+        plan,
+        actions=(*plan.actions, *probe),
+        reason=plan.reason + "; one spot VM is asked for to learn whether there is any",
+        revisit_at_ms=seen.now_ms + 1_000,
+        memory={
+            **plan.memory,
+            "gang.probe_at": float(seen.now_ms),
+            "gang.probe_bin": bin_now,
+        },
+    )
+
+
+def _launches(plan: Plan) -> tuple[Launch, ...]:
+    return tuple(a for a in plan.actions if isinstance(a, Launch))

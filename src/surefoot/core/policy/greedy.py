@@ -21,6 +21,7 @@ from surefoot.core.policy.terms import (
     slack_is_gone,
     soon,
     target,
+    with_rate,
     worth,
 )
 
@@ -64,7 +65,7 @@ class Greedy:
             actions=(*launches, *(leave(seen, token) for token in spare)),
             reason=reason,
             revisit_at_ms=revisit_ms(job, seen),
-            memory=seen.state.memory,
+            memory=with_rate(job, seen),
             target=target(seen, launches, frozenset(spare)),
         )
 

@@ -32,6 +32,7 @@ from surefoot.core.policy.terms import (
     soon,
     target,
     whole,
+    with_rate,
     worth,
 )
 
@@ -60,7 +61,7 @@ class Hybrid:
             return end
         if is_gang_with_deadline(job) and job.throughput.ceiling <= job.num_nodes:
             return finish(job, seen, forecast, grid=self.grid)
-        memory, saved = self._remember(seen), bank(job, seen)
+        memory, saved = {**_rate(job, seen), **self._remember(seen)}, bank(job, seen)
         if job.throughput.kind is FloorKind.AVERAGE:
             memory = {**memory, **saved.memory}
         scene = _scene(
@@ -123,6 +124,10 @@ class Hybrid:
         first = fill(job, seen, offers, worth=want, price=price, most=lambda _: most)
         rest = want - worth_of(seen, first)
         return _merged(first, fill(job, seen, offers, worth=rest, price=price, taken=first))
+
+
+def _rate(job: Job, seen: Observation) -> Memory:
+    return {k: v for k, v in with_rate(job, seen).items() if k.startswith("rate.")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from surefoot.core.policy.terms import (
     revisit_ms,
     soon,
     target,
+    with_rate,
     worth,
 )
 from surefoot.core.units import hours
@@ -63,7 +64,7 @@ class Liveput:
             reason=f"liveput: {goal:g} spot give the most expected work in "
             f"{self.look_ahead * self.interval_ms / 60_000:g} min; {coming:g} held or coming",
             revisit_at_ms=revisit_ms(job, seen, seen.now_ms + self.interval_ms),
-            memory=seen.state.memory,
+            memory=with_rate(job, seen),
             target=target(seen, launches, frozenset(spare)),
         )
 

@@ -19,6 +19,7 @@ from surefoot.core.policy.terms import (
     revisit_ms,
     soon,
     target,
+    with_rate,
     worth,
 )
 
@@ -47,6 +48,6 @@ class OnDemand:
             actions=(*launches, *(leave(seen, token) for token in spare)),
             reason=reason,
             revisit_at_ms=revisit_ms(job, seen),
-            memory=seen.state.memory,
+            memory=with_rate(job, seen),
             target=target(seen, launches, frozenset(spare)),
         )

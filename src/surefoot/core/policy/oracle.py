@@ -38,6 +38,7 @@ from surefoot.core.policy.terms import (
     soon,
     switch_ms,
     target,
+    with_rate,
     worth,
 )
 from surefoot.core.replay import Replay
@@ -66,7 +67,7 @@ class Oracle:
         return self._elastic(job, seen)
 
     def _gang(self, job: Job, seen: Observation) -> Plan:
-        memory = dict(seen.state.memory)
+        memory = dict(with_rate(job, seen))
         left_ms, work_ms = left_ms_and_work_ms(job, seen)
         begun = int(memory.setdefault("oracle.begun", float(seen.now_ms)))
         work = memory.setdefault("oracle.work", work_ms)
@@ -113,7 +114,7 @@ class Oracle:
             actions=(*launches, *(leave(seen, token) for token in sorted(leaving))),
             reason=f"oracle: {sizes[now]} spot now, {sizes[later]} after a boot",
             revisit_at_ms=min(turn, revisit_ms(job, seen)),
-            memory=seen.state.memory,
+            memory=with_rate(job, seen),
             target=target(seen, launches, frozenset(leaving)),
         )
 

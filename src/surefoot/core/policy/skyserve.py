@@ -21,6 +21,7 @@ from surefoot.core.policy.terms import (
     set_aside,
     soon,
     target,
+    with_rate,
     worth,
 )
 
@@ -67,6 +68,6 @@ class SkyServe:
                 f"{max(0.0, need):g} on-demand; {worth_of(seen, launches):g} asked for"
             ),
             revisit_at_ms=revisit_ms(job, seen),
-            memory=seen.state.memory,
+            memory=with_rate(job, seen),
             target=target(seen, launches, frozenset(spare)),
         )

@@ -14,7 +14,7 @@ from surefoot.core.policy.finish import is_gang_with_deadline, left_ms_and_work_
 from surefoot.core.policy.gang import Mode
 from surefoot.core.policy.greedy import Greedy
 from surefoot.core.policy.guard import overruled
-from surefoot.core.policy.terms import soon, switch_ms
+from surefoot.core.policy.terms import soon, switch_ms, with_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class UniformProgress:
             return Greedy().decide(job, seen, forecast)
         around = market(job, seen, forecast)
         left, work = left_ms_and_work_ms(job, seen)
-        memory = dict(seen.state.memory)
+        memory = dict(with_rate(job, seen))
         memory.setdefault("up.begun", float(seen.now_ms))
         memory.setdefault("up.work", work)
         begun, total = memory["up.begun"], memory["up.work"]
@@ -46,7 +46,7 @@ class UniformProgress:
 
         if soon(seen, Capacity.SPOT):
             mode, why = Mode.SPOT, "stay on spot"
-        elif around.open and left - 1_000 >= work + 2 * switch:
+        elif around.spot and left - 1_000 >= work + 2 * switch:
             mode, why = Mode.SPOT, "spot can be had"
         elif left - 1_000 < work + 2 * switch:
             mode, why = Mode.SAFE, "the slack is gone"
