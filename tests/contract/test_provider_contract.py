@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ from surefoot.errors import CapacityError, SurefootError
 from surefoot.providers.base import LaunchRequest, Provider, Vm, VmState
 from surefoot.providers.local import namespaces
 from surefoot.providers.local.provider import LocalProvider
+from surefoot.providers.ssh.provider import SshProvider
+from surefoot.providers.ssh.settings import SshHost, SshSettings
+from surefoot.testing.hosts import SshHosts
 
 SLEEPER = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
 
@@ -134,6 +138,47 @@ def aws_rig(folder: Path, vms: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
         rig.provider.close()
 
 
+@pytest.fixture(scope="module")
+def ssh_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    with SshHosts(4, folder=tmp_path_factory.mktemp("hosts")) as hosts:
+        yield hosts
+
+
+def ssh_rig(hosts: SshHosts, folder: Path) -> Iterator[Rig]:
+    """The hosts are shared; every test has a state of its own on them."""
+    mine = [hosts.of(number, folder.parent.name) for number in range(4)]
+    named = [
+        SshHost("n0", **mine[0], preemptible=True, usd_h=0.04),
+        SshHost("n1", **mine[1], preemptible=True, usd_h=0.04),
+        SshHost("n2", **mine[2], usd_h=0.10),
+        SshHost("n3", **mine[3], rack="dry", usd_h=0.10),
+    ]
+    folder.mkdir()
+    python = folder / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o700)
+    settings = SshSettings(tuple(named), python=str(python), install="true", ssh=hosts.ssh)
+
+    def preempt(vm: Vm) -> None:
+        hosts.kill_all(int(vm.instance_id.split("-")[1][1:]))
+
+    def reopen() -> Provider:
+        rig.provider.close()
+        rig.provider = SshProvider(settings)
+        return rig.provider
+
+    rig = Rig(SshProvider(settings), named[0].pool, named[3].pool, preempt, reopen)
+    yield rig
+    rig.provider.close()
+    for number in range(4):
+        hosts.kill_all(number)
+
+
+NO_SSH = pytest.mark.skipif(
+    not Path("/usr/sbin/sshd").exists() or shutil.which("ssh") is None,
+    reason="needs openssh-server and openssh-client",
+)
+
 NEEDS_ROOT = pytest.mark.skipif(
     os.environ.get("SUREFOOT_NO_ROOT_TESTS") == "1" or bool(namespaces.why_not()),
     reason=f"no namespace VMs here: {namespaces.why_not() or 'switched off'}",
@@ -146,6 +191,7 @@ NEEDS_ROOT = pytest.mark.skipif(
         pytest.param("local-namespace", marks=[NEEDS_ROOT, pytest.mark.root]),
         "aws-none",
         pytest.param("aws-namespace", marks=[NEEDS_ROOT, pytest.mark.root]),
+        pytest.param("ssh-namespace", marks=[NO_SSH, NEEDS_ROOT, pytest.mark.root]),
     ]
 )
 def rig(
@@ -154,6 +200,8 @@ def rig(
     cloud, _, vms = request.param.partition("-")
     if cloud == "local":
         yield from local_rig(tmp_path / "state", vms)
+    elif cloud == "ssh":
+        yield from ssh_rig(request.getfixturevalue("ssh_hosts"), tmp_path / "hosts")
     else:
         yield from aws_rig(tmp_path / "cloud", vms, monkeypatch)
 

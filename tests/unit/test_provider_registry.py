@@ -15,7 +15,7 @@ def test_finds_the_local_provider() -> None:
     assert registry.load_provider("local") is LocalProvider
 
 
-@pytest.mark.parametrize("name", ["gcp", "azure", "kubernetes", "slurm", "skypilot", "ssh"])
+@pytest.mark.parametrize("name", ["gcp", "azure", "kubernetes", "slurm", "skypilot"])
 def test_a_cloud_that_is_not_built_says_so_by_name(name: str) -> None:
     with pytest.raises(NotBuiltError, match=name) as error:
         registry.load_provider(name)

@@ -27,6 +27,12 @@ def _aws() -> Callable[..., Provider]:
     return AwsProvider
 
 
+def _ssh() -> Callable[..., Provider]:
+    from surefoot.providers.ssh.provider import SshProvider
+
+    return SshProvider
+
+
 def _not_built(name: str, what: str) -> Loader:
     def load() -> Callable[..., Provider]:
         raise NotBuiltError(
@@ -45,7 +51,7 @@ PROVIDERS: dict[str, Loader] = {
     "kubernetes": _not_built("kubernetes", "pods on preemptible nodes"),
     "slurm": _not_built("slurm", "a preemptible partition"),
     "skypilot": _not_built("skypilot", "clouds through SkyPilot"),
-    "ssh": _not_built("ssh", "hosts that you already have"),
+    "ssh": _ssh,
 }
 
 

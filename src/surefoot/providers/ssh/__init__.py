@@ -1,0 +1,1 @@
+"""Hosts that you already have, used as VMs over ssh."""
