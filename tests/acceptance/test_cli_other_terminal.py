@@ -86,6 +86,13 @@ def test_another_terminal_sees_a_run_and_stops_it(
     why = json.loads(told("interval", "--json"))
     assert why["interval_s"] > 0 and [row["formula"] for row in why["formulas"]][-1] == "surefoot"
 
+    changed = JOB.replace("num_nodes: 1", "num_nodes: 1\nthroughput: {ceiling: 3}")
+    (folder / "job.yaml").write_text(changed.replace("OMP_NUM_THREADS: 1", "OMP_NUM_THREADS: 2"))
+    refused = told("run", "job.yaml", code=2)
+    assert f"is led by process {process.pid}" in refused
+    assert "throughput.ceiling was 1 and is 3: needs a restart" in refused
+    assert "envs.OMP_NUM_THREADS has changed: needs a restart" in refused
+
     assert json.loads(told("stop", "--json"))["state"] == "stopped"
     assert process.wait(30) == 143
     assert "run stopped" in told("events", "-f"), "a run that is over is not waited for"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Card:
     ceiling: float = 0.0
     job_file: str = ""
     started_ms: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
+    """What the run is led by, key by key (see terms.py)."""
 
     def job(self) -> Job:
         """Return the terms that reports need."""
@@ -74,7 +76,7 @@ def read(folder: Path) -> Found:
             f"{folder}: there is no such folder",
             hint="name the `out` folder of a run: surefoot status FOLDER",
         )
-    card = _read_card(folder)
+    card = read_card(folder)
     if card is None:
         raise ConfigError(f"{folder}: there is no run in this folder", hint="see `out:` in the job")
     journal = folder / JOURNAL
@@ -86,7 +88,7 @@ def newest() -> Path:
 
     Raises ConfigError when there is none.
     """
-    cards = {p.parent: _read_card(p.parent) for p in Path().glob(f"*/{CARD}")}
+    cards = {p.parent: read_card(p.parent) for p in Path().glob(f"*/{CARD}")}
     known = {p: c for p, c in cards.items() if c is not None and p.suffix != ".previous"}
     if not known:
         raise ConfigError("there is no run in this folder", hint="name the `out` folder of a run")
@@ -112,7 +114,7 @@ def claim(job_file: JobFile, *, now_ms: int) -> Found:
         raise ConfigError(f"{folder}: out: this is a file, not a folder")
     if not folder.exists() or not any(folder.iterdir()):
         return _begin(job_file, now_ms)
-    if _read_card(folder) is None:
+    if read_card(folder) is None:
         raise ConfigError(
             f"{folder}: out: the folder is not empty and holds no run of ours",
             hint="choose another `out`, or empty the folder",
@@ -158,7 +160,7 @@ def _set_aside(folder: Path) -> None:
     """Rename a finished run's folder; the one set aside before it is removed if it is ours."""
     previous = folder.with_name(folder.name + ".previous")
     if previous.exists():
-        if not previous.is_dir() or _read_card(previous) is None:
+        if not previous.is_dir() or read_card(previous) is None:
             raise ConfigError(
                 f"{previous}: is in the way and holds no run of ours", hint="move it away"
             )
@@ -166,7 +168,7 @@ def _set_aside(folder: Path) -> None:
     folder.rename(previous)
 
 
-def _read_card(folder: Path) -> Card | None:
+def read_card(folder: Path) -> Card | None:
     """Return the folder's card; None when there is none that can be read."""
     try:
         body: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.cli import clouds, frame, live, outdir
+from surefoot.cli.terms import differences, refuse_while_led, settings_of
 from surefoot.config import JobFile, load_job
 from surefoot.controller.clock import Clock, RealClock
 from surefoot.controller.hub import Hub
@@ -49,12 +50,13 @@ def run(
     Ctrl-C stops it cleanly with a last checkpoint; the same command resumes."""
     clock = RealClock()
     job_file = load_job(job, now_ms=clock.now_ms())
+    refuse_while_led(job_file)
     ground = clouds.ground_of(job_file)
     if ground.spends and not yes:
         _ask(job_file, ground.open(), as_json=as_json, now_ms=clock.now_ms())
     found = outdir.claim(job_file, now_ms=clock.now_ms())
     terms = job_file.terms(ground.pools, start_ms=found.card.started_ms)
-    card = _card(found.card, terms)
+    card = _card(found.card, terms, job_file)
     changed = _differences(found, card)
     outdir.write_card(job_file.out, card)
     story = Story(terms).add_all(found.events)
@@ -90,7 +92,7 @@ def run(
     raise typer.Exit(_conclude(job_file, story, signal_number, as_json=as_json))
 
 
-def _card(card: outdir.Card, job: Job) -> outdir.Card:
+def _card(card: outdir.Card, job: Job, job_file: JobFile) -> outdir.Card:
     """Return the run's card with the terms that are in force from now on."""
     return replace(
         card,
@@ -100,6 +102,7 @@ def _card(card: outdir.Card, job: Job) -> outdir.Card:
         steps=job.work.total_steps,
         floor=job.throughput.floor,
         ceiling=job.throughput.ceiling,
+        settings=settings_of(job_file),
     )
 
 
@@ -107,12 +110,10 @@ def _differences(found: outdir.Found, card: outdir.Card) -> list[str]:
     """Tell which settings of an unfinished run change now that it is taken up again."""
     if not found.events:
         return []
-    before, after = asdict(found.card), asdict(card)
-    lines = [f"going on with run {card.run} of {found.folder}"]
-    for key in before:
-        if before[key] != after[key] and before[key] not in ((), None):
-            lines.append(f"{key} was {before[key]} and is {after[key]} from now on")
-    return [clean(line) for line in lines]
+    lines = [clean(f"going on with run {card.run} of {found.folder}")]
+    if found.card.settings:
+        lines += [f"{line} from now on" for line in differences(found.card.settings, card.settings)]
+    return lines
 
 
 def _ask(job_file: JobFile, provider: Any, *, as_json: bool, now_ms: int) -> None:
