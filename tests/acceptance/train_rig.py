@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Hub:
         with contextlib.suppress(OSError, KeyError):
             self.lines[token].sendall(encode(message))
 
-    def form(self, number: int, vms: list[Vm], old: list[Vm] = [], **more: Any) -> float:  # noqa: B006
+    def form(self, number: int, vms: list[Vm], old: Sequence[Vm] = (), **more: Any) -> float:
         """Send a generation to its members and the former ones; returns when, monotonic s."""
         order = Generation(
             number, tuple(v.token for v in vms), tuple(v.address for v in vms), **more

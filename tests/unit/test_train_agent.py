@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +100,7 @@ def test_restarted_worker_does_not_join_the_group_that_its_former_run_left() -> 
     assert memory.for_controller() == memory.for_worker() == []
 
 
-def test_child_is_ended_with_everything_that_it_started(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_child_is_ended_with_everything_that_it_started(tmp_path: Path) -> None:
     child = Child("echo begun; sleep 60 & sleep 60", "", os.environ, tmp_path / "worker.log")
     while "begun" not in child.tail():
         assert child.exit_code() is None
