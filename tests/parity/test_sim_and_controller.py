@@ -160,7 +160,7 @@ def job_of(policy: str, pools: tuple[Pool, ...]) -> Job:
         num_nodes=4,
         pools=pools,
         throughput=Throughput(2, 6),
-        limits=Limits(deadline_ms=START + 24 * HOUR),
+        limits=Limits(deadline_ms=START + 8 * HOUR),
         work=Work(total_steps=1_800, step_ms=PACE.step_ms),
         policy=policy,
     )

@@ -61,7 +61,7 @@ def test_a_notice_is_told_to_all_saved_at_once_and_used_to_the_last_seconds() ->
     (saved,) = [e for e in world.of(CheckpointCommitted) if e.emergency]
     assert saved.at_ms - notice.at_ms < 5_000 and saved.margin_ms > 100_000
     (left,) = [at for at, t, m in world.agents.sent if isinstance(m, Leave)]
-    assert notice.deadline_ms - 5_000 < left < notice.deadline_ms - 2_000
+    assert notice.deadline_ms - 6_000 < left < notice.deadline_ms - 2_000
     assert world.of(GroupFormed)[-1].members == ("r-1",)
     assert world.controller.state.progress.steps_lost == 0
     (gone,) = world.of(InstanceGone)
@@ -222,3 +222,22 @@ def test_members_that_are_let_go_are_told_to_leave() -> None:
     world.run_for(6 * MINUTE)
     assert [t for _, t, m in world.agents.sent if isinstance(m, Leave)] == ["r-2"]
     assert world.controller.phase is Phase.RUNNING
+
+
+def test_the_first_group_waits_for_those_launched_with_it() -> None:
+    slower = pool_trace(OTHER, boot_ms=33_000)
+    trace = trace_of(pool_trace(supply=((0, 1),), boot_ms=30_000), slower)
+    world = World(trace, job=job_of(pools=(POOL, OTHER)))
+    world.run_for(3 * MINUTE)
+    assert [len(e.members) for e in world.of(GroupFormed)] == [2], world.show()
+
+
+def test_the_first_group_does_not_wait_for_a_straggler() -> None:
+    slower = pool_trace(OTHER, boot_ms=60_000)
+    trace = trace_of(pool_trace(supply=((0, 1),), boot_ms=30_000), slower)
+    world = World(trace, job=job_of(pools=(POOL, OTHER)))
+    world.run_for(3 * MINUTE)
+    first, second = world.of(GroupFormed)
+    assert (len(first.members), len(second.members)) == (1, 2), world.show()
+    ready = world.of(InstanceReady)[0]
+    assert first.at_ms - ready.at_ms <= 4_000 + 2_000 + 2_000, world.show()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from surefoot.controller.agents import Said
-from surefoot.controller.record import CRASH, SETUP, Record
+from surefoot.controller.record import Record
 from surefoot.controller.settings import Settings
 from surefoot.core.event import (
     CheckpointCommitted,
@@ -19,6 +19,7 @@ from surefoot.core.event import (
     NoticeReceived,
     RestoreDone,
     StepsDone,
+    WorkerFailed,
 )
 from surefoot.core.fleet import Instance, InstanceState
 from surefoot.core.wire import (
@@ -146,10 +147,15 @@ class Ears:
             self.told.add(vm.token)
             return []
         was_ready = self.ready.pop(vm.token, None) is not None
-        kind = CRASH if was_ready or vm.state is InstanceState.READY else SETUP
+        setup = not was_ready and vm.state is not InstanceState.READY
         tail = "\n".join(exited.tail.splitlines()[-TAIL_LINES:])
-        reason = f"{kind} with {exited.code} on {vm.token}: {tail}"
-        return [*self.flush(), GroupBroken(now_ms, self.generation, reason)]
+        facts = self.flush()
+        facts.append(WorkerFailed(now_ms, vm.token, exited.code, tail, setup=setup))
+        formed = self.record.formed
+        if formed is not None and vm.token in formed.members:
+            reason = f"the training script failed on {vm.token}"
+            facts.append(GroupBroken(now_ms, formed.generation, reason))
+        return facts
 
     def _stepped(self, stepped: Stepped, now_ms: int) -> list[Event]:
         self.newest = stepped

@@ -19,6 +19,7 @@ from surefoot.controller.record import Record
 from surefoot.controller.settings import Settings
 from surefoot.core.event import GroupBroken
 from surefoot.core.fleet import Instance, InstanceState
+from surefoot.core.wave import wave_ms
 from surefoot.core.wire import Generation, Leave, Message, SaveNow, SetInterval
 
 FIRST_STEPS = 5
@@ -82,7 +83,10 @@ class Lead:
         fresh = {
             t for t, vm in present.items() if vm.state is InstanceState.NOTICED
         } - members  # a VM that will be taken is not worth a re-forming
-        return Seats(ready, frozenset(pressed | drained | fresh), frozenset(pressed), self.kept_out)
+        leaving = frozenset(pressed | drained | fresh)
+        waiting = ready.keys() - members - leaving - self.kept_out
+        wave = wave_ms(fleet, sorted(waiting), members=len(members))
+        return Seats(ready, leaving, frozenset(pressed), self.kept_out, wave)
 
     def _is_stuck(self, now_ms: int) -> bool:
         """Return whether members keep on asking for another generation than the newest."""
@@ -162,7 +166,10 @@ class Lead:
         return vm.notice_deadline_ms is not None and now_ms >= self._leave_ms(vm)
 
     def _leave_ms(self, vm: Instance) -> int:
-        margin = self.settings.leave_margin_ms + self.record.state.fleet_cost.reform_ms
+        """When a noticed VM goes: it has to end its step, and the rest to re-form, before."""
+        state = self.record.state
+        margin = self.settings.leave_margin_ms + state.fleet_cost.reform_ms
+        margin += state.progress.step_ms
         return (vm.notice_deadline_ms or 0) - margin
 
     def _hand_over(self, last: tuple[str, ...], now_ms: int) -> bool:

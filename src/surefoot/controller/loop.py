@@ -276,6 +276,7 @@ class Controller:
             if not (self._dirty or due) or now_ms < self._rejoin_until_ms:
                 return
             self._dirty = False
+            self.record.add(*self._ears.flush())  # decide on progress as it is
             decision = self._think(now_ms)
             self.decision, self._revisit_ms = decision, decision.plan.revisit_at_ms
             if self._revisit_ms is not None and self._revisit_ms <= now_ms:

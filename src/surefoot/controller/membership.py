@@ -33,6 +33,8 @@ class Seats:
     leaving: frozenset[str] = frozenset()
     pressed: frozenset[str] = frozenset()
     kept_out: frozenset[str] = frozenset()
+    wave_ms: int = 0
+    """How long the joiners wait for VMs that were launched with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def regroup(
         left = going if stay else ()
         return Regroup(members, lost, left, True, "lost " + ", ".join(lost))
     if again:
-        return Regroup(stay or going, (), going if stay else (), True, "it did not form")
+        left = going if stay else ()
+        return Regroup((stay or going) + join, (), left, True, "it did not form")
     if going and stay and (settled or pressed):
         return Regroup(stay + join, (), going, False, ", ".join(going) + " leaves")
     if not join or not _may_join(group, seats, join, now_ms, settings, settled=settled):
@@ -93,7 +96,7 @@ def joinable_ms(group: Group, seats: Seats, now_ms: int, settings: Settings) -> 
     join = _joiners(group, seats)
     if not join:
         return None
-    batch = min(seats.ready[t] for t in join) + settings.batch_ms
+    batch = min(seats.ready[t] for t in join) + max(settings.batch_ms, seats.wave_ms)
     if group.members and not group.formed:
         return max(batch, group.form_by_ms)
     return batch
@@ -120,4 +123,5 @@ def _may_join(
     """Wait for a short while, so that VMs that come up together make one interruption."""
     if group.members and not settled:
         return False
-    return now_ms - min(seats.ready[t] for t in join) >= settings.batch_ms
+    waited_ms = now_ms - min(seats.ready[t] for t in join)
+    return waited_ms >= max(settings.batch_ms, seats.wave_ms)

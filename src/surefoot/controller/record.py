@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from surefoot.controller.backoff import Backoff
 from surefoot.controller.settings import Settings
 from surefoot.controller.store import Journal
 from surefoot.core.account import Account
-from surefoot.core.event import Event, GroupBroken, GroupFormed, InstanceRequested, State, apply
+from surefoot.core.backoff import Backoff
+from surefoot.core.event import (
+    Event,
+    GroupBroken,
+    GroupFormed,
+    InstanceRequested,
+    State,
+    WorkerFailed,
+    apply,
+)
 from surefoot.core.history import observe
 from surefoot.core.job import Job
 from surefoot.core.trace import History
-
-CRASH = "user code exited"
-"""How the reason of a GroupBroken begins that counts as a crash of the user's code."""
-
-SETUP = "set-up exited"
-"""The same for a worker that failed before it was ever ready."""
 
 
 class Record:
@@ -36,7 +38,12 @@ class Record:
         self.state = State()
         self.history = history or History()
         self.account = Account(job)
-        self.backoff = Backoff(settings)
+        self.backoff = Backoff(
+            settings.backoff_ms,
+            settings.backoff_limit_ms,
+            settings.quota_pause_ms,
+            settings.auth_pause_ms,
+        )
         self.crashes = 0
         self.setup_failures = 0
         self.last_crash = ""
@@ -79,9 +86,9 @@ class Record:
                 self.formed, self.ever_formed = event, True
             case GroupBroken():
                 self.formed = None
-                if event.reason.startswith((CRASH, SETUP)):
-                    self.last_crash = event.reason
-                self.crashes += event.reason.startswith(CRASH)
-                self.setup_failures += event.reason.startswith(SETUP)
+            case WorkerFailed():
+                self.last_crash = f"exit code {event.code} on {event.token}: {event.tail}"
+                self.crashes += not event.setup
+                self.setup_failures += event.setup
             case _:
                 return

@@ -22,7 +22,7 @@ class Settings:
     batch_ms: int = 300
     """Joiners that become ready within this time enter the group together."""
     leave_margin_ms: int = 2_000
-    """A VM with a notice leaves the group this long, plus the time to re-form, before the end."""
+    """A VM with a notice leaves the group this long, a step and a re-forming before its end."""
     form_limit_ms: int = 30_000
     """A group that has not formed by then is announced anew."""
     again_ms: int = 2_500

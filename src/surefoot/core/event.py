@@ -132,6 +132,20 @@ class GroupBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """The user's code failed on a healthy VM: no preemption. `tail`: its last lines.
+
+    `setup`: it never came as far as to be ready.
+    """
+
+    at_ms: int
+    token: str
+    code: int
+    tail: str = ""
+    setup: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StepsDone:
     """Training reached `step`. `step_ms` is the recent time per step; loss where reported."""
 
@@ -217,6 +231,7 @@ Event = (
     | InstanceGone
     | GroupFormed
     | GroupBroken
+    | WorkerFailed
     | StepsDone
     | CheckpointCommitted
     | CheckpointFailed
@@ -280,7 +295,7 @@ def apply(state: State, event: Event) -> State:
             return _apply_training(state, event)
         case CostMeasured():
             return replace(state, fleet_cost=_smoothed(state.fleet_cost, event))
-        case MetricSeen():
+        case MetricSeen() | WorkerFailed():
             return state
         case RunEnded():
             return replace(state, outcome=event.outcome)

@@ -27,6 +27,7 @@ from surefoot.core.event import (
     RunStarted,
     State,
     StepsDone,
+    WorkerFailed,
 )
 from surefoot.core.fleet import Ending
 from surefoot.core.market import Capacity, Pool
@@ -76,6 +77,8 @@ def say(state: State, event: Event) -> Line | None:
             return _group(state, event)
         case CheckpointCommitted() | CheckpointFailed():
             return _checkpoint(event)
+        case WorkerFailed():
+            return Tone.BAD, _worker_failed(state, event)
         case MetricSeen():
             return Tone.PLAIN, f"{clean(event.name)} = {event.value:.4g} at step {event.step}"
         case OfferingsSeen() | Decided() | InstanceRequested() | StepsDone() | CostMeasured():
@@ -160,6 +163,12 @@ def _group(state: State, event: GroupFormed | GroupBroken | RestoreDone) -> Line
             return Tone.PLAIN, f"step {event.step} loaded from its checkpoint in {took:.1f} s"
         case _:
             assert_never(event)
+
+
+def _worker_failed(state: State, event: WorkerFailed) -> str:
+    what = "set-up" if event.setup else "the training script"
+    last = clean(event.tail.splitlines()[-1], limit=120) if event.tail else ""
+    return f"{what} failed on {vm(state, event.token)}, exit code {event.code}: {last}".rstrip(": ")
 
 
 def _checkpoint(event: CheckpointCommitted | CheckpointFailed) -> Line:

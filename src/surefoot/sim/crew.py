@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from surefoot.core.account import Account
 from surefoot.core.attention import matters
+from surefoot.core.backoff import Backoff
 from surefoot.core.event import (
     CheckpointCommitted,
     CheckpointFailed,
@@ -15,9 +16,7 @@ from surefoot.core.event import (
     GroupBroken,
     GroupFormed,
     InstanceGone,
-    InstanceLaunched,
     InstanceReady,
-    LaunchFailed,
     NoticeReceived,
     OfferingsSeen,
     RestoreDone,
@@ -30,8 +29,8 @@ from surefoot.core.history import observe
 from surefoot.core.job import Job
 from surefoot.core.market import Pool
 from surefoot.core.trace import History
+from surefoot.core.wave import wave_ms
 from surefoot.sim.model import CostModel, Dice
-from surefoot.sim.refusals import Refusals
 from surefoot.sim.training import Save, Training, step_ms
 from surefoot.sim.world import World
 
@@ -68,7 +67,7 @@ class Books:
     account: Account
     history: History
     state: State
-    refusals: Refusals
+    backoff: Backoff
     now_ms: int
     keep: bool
     events: list[Event] = field(default_factory=list)
@@ -80,17 +79,7 @@ class Books:
     def add(self, event: Event) -> None:
         """Take in one event, in the order of the live controller."""
         observe(self.history, event, self.state)
-        match event:
-            case LaunchFailed(kind="CapacityError"):
-                vm = self.state.fleet.get(event.token)
-                if vm is not None:
-                    self.refusals.refused((vm.pool, vm.capacity), event.at_ms)
-            case InstanceLaunched():
-                vm = self.state.fleet.get(event.token)
-                if vm is not None:
-                    self.refusals.granted((vm.pool, vm.capacity))
-            case _:
-                pass
+        self.backoff.observe(event, self.state)
         self.account.add(event)
         self.state = apply(self.state, event)
         self.dirty = self.dirty or matters(event)
@@ -311,11 +300,11 @@ class Crew:
         return self._look_ms
 
     def _group_ms(self) -> int | None:
-        group, model = self.group, self.model
+        group = self.group
         instants = [group.forming_ms, group.loss_seen_ms]
         waiting = [self._ready_ms[t] for t in self._joiners()]
         if waiting and (group.formed or not group.members) and group.loss_seen_ms is None:
-            instants.append(min(waiting) + model.batch_ms)
+            instants.append(min(waiting) + self._batch_ms())
         if group.formed:
             noticed = self.books.state.fleet.select(InstanceState.NOTICED)
             leaves = [self._leave_ms(vm) for vm in noticed if vm.token in group.members]
@@ -324,7 +313,9 @@ class Crew:
         return max(min(found), self.books.now_ms + 1) if found else None
 
     def _leave_ms(self, vm: Instance) -> int:
-        margin = self.model.leave_margin_ms + self.books.state.fleet_cost.reform_ms
+        state = self.books.state
+        margin = self.model.leave_margin_ms + state.fleet_cost.reform_ms
+        margin += state.progress.step_ms
         return (vm.notice_deadline_ms or 0) - margin
 
     def _leaving(self, token: str) -> bool:
@@ -376,10 +367,15 @@ class Crew:
         if self.group.forming_ms is not None:
             return []
         join = self._joiners()
-        batch = self.model.batch_ms
-        if join and self.books.now_ms - min(self._ready_ms[t] for t in join) >= batch:
+        if join and self.books.now_ms - min(self._ready_ms[t] for t in join) >= self._batch_ms():
             return join
         return []
+
+    def _batch_ms(self) -> int:
+        """Return how long the joiners wait for others, as in the live controller."""
+        group = len(self.group.members)
+        wave = wave_ms(self.books.state.fleet, self._joiners(), members=group)
+        return max(self.model.batch_ms, wave)
 
     def _recover(self) -> None:
         """A loss was noticed: the survivors re-form at once, with whoever waits to join."""
@@ -401,7 +397,7 @@ class Crew:
         begin = (
             train.boundary_ms(self.books.now_ms) if train.running and planned else self.books.now_ms
         )
-        if group.members and group.formed and not planned:
+        if group.members and group.formed:
             self.report()
         done = train.step_at(begin)
         train.freeze(begin)

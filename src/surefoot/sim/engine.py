@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from surefoot.core.account import Account
 from surefoot.core.attention import ROUNDS, Mind, is_news
+from surefoot.core.backoff import Backoff
 from surefoot.core.decide import Observation, Policy
 from surefoot.core.event import (
     Decided,
@@ -29,7 +30,6 @@ from surefoot.core.trace import History
 from surefoot.core.units import charge_micro_usd
 from surefoot.sim.crew import Books, Crew
 from surefoot.sim.model import CostModel, Dice
-from surefoot.sim.refusals import Refusals
 from surefoot.sim.world import World
 
 FRUITLESS_LAUNCHES = 10_000
@@ -71,7 +71,7 @@ class Engine:
             account=Account(job),
             history=setup.history or History(),
             state=State(save_cost=model.save_cost, fleet_cost=model.fleet_cost(boot)),
-            refusals=Refusals(model.backoff_ms, model.backoff_limit_ms),
+            backoff=Backoff(model.backoff_ms, model.backoff_limit_ms),
             now_ms=setup.start_ms,
             keep=setup.keep,
         )
@@ -205,7 +205,7 @@ class Engine:
             now_ms=now,
             state=self.state,
             spent_micro_usd=self.books.account.bill_at(now).total,
-            launch_failures=self.books.refusals.spot(now),
+            launch_failures=self.books.backoff.spot(now),
         )
         decision = self._mind.decide(seen, self.books.history)
         self.decisions_made += 1
@@ -240,7 +240,7 @@ class Engine:
     def _launch_one(self, pool: Pool, capacity: Capacity) -> bool:
         now, books = self.books.now_ms, self.books
         offer = self.state.market.get(pool, capacity)
-        if offer is None or books.refusals.barred((pool, capacity), now):
+        if offer is None or books.backoff.why_not((pool, capacity), now):
             return False
         if not self._allowed(offer):
             return False

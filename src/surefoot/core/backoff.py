@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from surefoot.controller.settings import Settings
 from surefoot.core.event import Event, InstanceGone, InstanceLaunched, LaunchFailed, State
 from surefoot.core.fleet import Ending
 from surefoot.core.market import Capacity, Pool
@@ -24,9 +23,17 @@ class Pause:
 
 @dataclass(slots=True)
 class Backoff:
-    """Refusals by (pool, capacity); `observe` every event before `apply`, as for the history."""
+    """Refusals by (pool, capacity); `observe` every event before `apply`, as for the history.
 
-    settings: Settings
+    A pool is left alone for `first_ms` after its first refusal, twice as long after each further
+    one up to `limit_ms`; for `quota_ms` after a refusal for quota. After refused credentials
+    nothing is launched for `auth_ms`.
+    """
+
+    first_ms: int
+    limit_ms: int
+    quota_ms: int = 3_600_000
+    auth_ms: int = 300_000
     pauses: dict[Key, Pause] = field(default_factory=dict)
     auth_until_ms: int = 0
     auth_why: str = ""
@@ -37,7 +44,7 @@ class Backoff:
             case LaunchFailed(kind="LimitError" | "Cancelled"):
                 return
             case LaunchFailed(kind="AuthError"):
-                self.auth_until_ms = event.at_ms + self.settings.auth_pause_ms
+                self.auth_until_ms = event.at_ms + self.auth_ms
                 self.auth_why = event.message
             case LaunchFailed():
                 self._refused(event, state)
@@ -82,7 +89,7 @@ class Backoff:
         self._longer((vm.pool, vm.capacity), event.at_ms, event.message or event.kind)
         if event.kind == "QuotaError":
             pause = self.pauses[vm.pool, vm.capacity]
-            pause.until_ms = event.at_ms + self.settings.quota_pause_ms
+            pause.until_ms = event.at_ms + self.quota_ms
 
     def _longer(self, key: Key, at_ms: int, why: str) -> None:
         """Count a refusal; several within one pause (a batch of launches) count once."""
@@ -91,5 +98,5 @@ class Backoff:
         if pause.until_ms > at_ms:
             return
         pause.count += 1
-        wait = self.settings.backoff_ms * 2 ** min(pause.count - 1, 20)
-        pause.until_ms = at_ms + min(wait, self.settings.backoff_limit_ms)
+        wait = self.first_ms * 2 ** min(pause.count - 1, 20)
+        pause.until_ms = at_ms + min(wait, self.limit_ms)
