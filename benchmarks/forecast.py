@@ -2,7 +2,7 @@
 
 Rolling origin: each source's record is cut into 10 tenths by rows; tenths 4-10 are forecast, each
 row from the facts up to its instant. Nothing is tuned on them: the logistic model's prior is
-fitted on tenths 1-3 (forecast_prior.py), features and mixture weights were chosen on tenths 2-3
+fitted on tenths 1-3 (_forecast_prior.py), features and mixture weights were chosen on tenths 2-3
 with priors from the other sources, and everything else is learned online.
 """
 

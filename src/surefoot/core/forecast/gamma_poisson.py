@@ -9,7 +9,7 @@ from surefoot.core.forecast.ages import mean_factor
 from surefoot.core.forecast.evidence import Evidence, Rules
 from surefoot.core.forecast.port import Beliefs, Forecast
 from surefoot.core.forecast.prior import RatePrior, posterior
-from surefoot.core.forecast.supply import SupplyPrior, expect_supply
+from surefoot.core.forecast.supply import SupplyPrior, expect_supply, spell_end
 from surefoot.core.market import Pool
 from surefoot.core.trace import History
 
@@ -71,8 +71,8 @@ class PoolBeliefs:
             event_share=_share(evidence),
             observed_losses=evidence.observed_losses,
             notes=_notes(evidence),
-            window=supply.window,
-            drought=supply.drought,
+            window=spell_end(evidence, model.supply, model.rules.curve, is_open=True),
+            drought=spell_end(evidence, model.supply, model.rules.curve, is_open=False),
             spell_age_h=supply.spell_age_h,
         )
 

@@ -1,4 +1,4 @@
-"""The prior of the logistic model. Written by `benchmarks/forecast_prior.py`."""
+"""The prior of the logistic model. Written by `benchmarks/_forecast_prior.py`."""
 
 from __future__ import annotations
 

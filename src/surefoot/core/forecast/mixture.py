@@ -81,8 +81,9 @@ class Mixture:
 class MixtureBeliefs:
     """The state of all pools, the experts, and their decayed log scores.
 
-    `pool_scores`: (n, horizons, experts). `all_scores`: (groups, horizons, experts). A score is a sum of weight x log likelihood, the best expert's
-    taken off. Treat it as immutable: `update` returns another.
+    `pool_scores`: (n, horizons, experts). `all_scores`: (groups, horizons, experts). A score is
+    a sum of weight x log likelihood, the best expert's taken off. Treat it as immutable:
+    `update` returns another.
     """
 
     model: Mixture

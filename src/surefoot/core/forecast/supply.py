@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from surefoot.core.forecast.ages import AgeCurve, mean_factor
+from surefoot.core.forecast.ages import AgeCurve
 from surefoot.core.forecast.evidence import LN2, Evidence
 from surefoot.core.forecast.port import Hazard
 from surefoot.core.units import MS_PER_HOUR
@@ -37,8 +37,6 @@ class Supply:
     window_h: float
     """Expected rest of the present spell, hours."""
     holdable: float
-    window: Hazard
-    drought: Hazard
     spell_age_h: float
 
 
@@ -66,16 +64,13 @@ def expect_supply(
     in_drought = last_ms is not None and odds < 0.5
     same = last_ms is not None and in_drought == (evidence.last_granted == 0)
     age_h = max(0, now_ms - evidence.spell_ms) / MS_PER_HOUR if same and evidence.spell_ms else 0.0
-    window, drought = (_ending(evidence, prior, curve, is_open=o) for o in (True, False))
     rest_h = _spell_length_h(evidence, prior, is_open=not in_drought)
-    fresh, now = (mean_factor(curve, (age,), 1.0) for age in (0.0, age_h))
+    fresh, now = curve.integral(0.0, 1.0), curve.integral(age_h, age_h + 1.0)
     return Supply(
         odds,
         in_drought,
         rest_h * fresh / now,
         _holdable(evidence, prior, odds),
-        window,
-        drought,
         age_h,
     )
 
@@ -96,7 +91,7 @@ def _spell_length_h(evidence: Evidence, prior: SupplyPrior, *, is_open: bool) ->
     return total / (spells.ended + prior.spells)
 
 
-def _ending(evidence: Evidence, prior: SupplyPrior, curve: AgeCurve, *, is_open: bool) -> Hazard:
+def spell_end(evidence: Evidence, prior: SupplyPrior, curve: AgeCurve, *, is_open: bool) -> Hazard:
     """Return the rate at which windows (or droughts) end, falling with their age."""
     spells = evidence.windows if is_open else evidence.droughts
     guess = prior.window_h if is_open else prior.drought_h

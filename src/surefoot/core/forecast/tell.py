@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from surefoot.core.forecast.ages import mean_factor
 from surefoot.core.forecast.evidence import Evidence
 from surefoot.core.forecast.expert import HORIZONS_H
-from surefoot.core.forecast.features import AGE_BINS_H, Features, bin_of
+from surefoot.core.forecast.features import AGE_BINS_H, Features
 from surefoot.core.forecast.port import Floats, Forecast, Hazard
-from surefoot.core.forecast.prior import posteriors
+from surefoot.core.forecast.prior import posterior, posteriors
 from surefoot.core.forecast.supply import expect_supply
 from surefoot.core.market import Pool
 from surefoot.core.units import MS_PER_HOUR
@@ -41,13 +43,17 @@ def tell(
 ) -> dict[Pool, Forecast]:
     """Return the forecasts. `odds`: (n, bins, horizons); `weights`: (n,) by expert."""
     near = _near(odds, stormy)
+    counts = np.array([_counts(model, e, now_ms) for e in evidence]).reshape(-1, 2)
+    belief = posteriors(model.rate_prior, counts[:, 0], counts[:, 1])
+    low, high = belief.low / belief.mean, belief.high / belief.mean
+    bounds = [_bound(model, e, now_ms) for e in evidence]
+    for i, (one, bound) in enumerate(zip(evidence, bounds, strict=True)):
+        if bound is not None:
+            near[i] *= min(1.0, bound / _typical(one, near[i, :, -1] / NEAR_H[-1], now_ms))
     hints = [_rebalance(e, now_ms) for e in evidence]
     for i, odds_of_loss in enumerate(hints):
         if odds_of_loss > 0.0:
             near[i] -= math.log1p(-odds_of_loss) * np.minimum(np.array(NEAR_H) / 0.25, 1.0)
-    counts = np.array([_counts(model, e, now_ms) for e in evidence]).reshape(-1, 2)
-    belief = posteriors(model.rate_prior, counts[:, 0], counts[:, 1])
-    low, high = belief.low / belief.mean, belief.high / belief.mean
     rates = near[:, :, -1] / NEAR_H[-1]
     told = {}
     for i, (pool, one) in enumerate(zip(pools, evidence, strict=True)):
@@ -60,7 +66,7 @@ def tell(
             at_ms=now_ms,
             hazard=Hazard(EDGES, rates[i], NEAR_H, near[i]),
             hazard_low=typical * float(low[i]),
-            hazard_high=typical * float(high[i]),
+            hazard_high=max(typical, bounds[i] or typical * float(high[i])),
             launch_odds=supply.launch_odds,
             window_h=supply.window_h,
             in_drought=supply.in_drought,
@@ -71,8 +77,6 @@ def tell(
             observed_losses=one.observed_losses,
             notes=_notes(one, seen.rates[i], stormy[0][i] if stormy else 0.0, hints[i]),
             weights={name: float(weight[i]) for name, weight in weights.items()},
-            window=supply.window,
-            drought=supply.drought,
             spell_age_h=supply.spell_age_h,
         )
     return told
@@ -93,6 +97,20 @@ def _near(odds: Floats, stormy: tuple[Floats, Floats] | None) -> Floats:
     return np.asarray(-np.log(np.maximum(alive, 1e-12)), dtype=np.float64)
 
 
+def _bound(model: Mixture, e: Evidence, now_ms: int) -> float | None:
+    """Return the 90 % bound on the hazard of a watched pool without a loss, None for others.
+
+    It comes from the pool's own VM-hours alone, so it falls as they grow.
+    """
+    if e.observed_losses or e.at_ms < 0 or not e.alive:
+        return None
+    gap_h = max(0, now_ms - e.at_ms) / MS_PER_HOUR
+    curve, ages = model.rules.curve, e.ages_h(now_ms)
+    exposure_h = e.exposure_h + sum(curve.integral(age - gap_h, age) for age in ages)
+    _, _, high = posterior(model.rate_prior, e.losses, exposure_h)
+    return high * mean_factor(curve, ages, 1.0)
+
+
 def _counts(model: Mixture, e: Evidence, now_ms: int) -> tuple[float, float]:
     """Return the pool's decayed pool events and hours with VMs, let run to now.
 
@@ -108,8 +126,9 @@ def _counts(model: Mixture, e: Evidence, now_ms: int) -> tuple[float, float]:
 
 def _typical(e: Evidence, rates: Floats, now_ms: int) -> float:
     """Return the mean rate over the held VMs' ages, or at an hour where none is held."""
-    ages = np.array(e.ages_h(now_ms) or [1.0])
-    return float(rates[bin_of(ages)].mean())
+    ages = e.ages_h(now_ms) or [1.0]
+    total = sum(float(rates[bisect_right(AGE_BINS_H, age) - 1]) for age in ages)
+    return total / len(ages)
 
 
 def _rebalance(e: Evidence, now_ms: int) -> float:

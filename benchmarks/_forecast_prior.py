@@ -1,6 +1,6 @@
 """Fits the logistic model's prior on the unscored first tenths of the public traces.
 
-`python benchmarks/forecast_prior.py` rewrites src/surefoot/core/forecast/logistic_prior.py.
+`python benchmarks/_forecast_prior.py` rewrites src/surefoot/core/forecast/logistic_prior.py.
 Only the first 3 tenths of each source are read: benchmarks/forecast.py scores the other 7.
 """
 
@@ -58,7 +58,7 @@ def write(mean: np.ndarray, precision: np.ndarray) -> None:
     """Write the numbers as a module: weights, and the lower triangles of the precisions."""
     lower = np.tril_indices(SIZE)
     lines = [
-        '"""The prior of the logistic model. Written by `benchmarks/forecast_prior.py`."""',
+        '"""The prior of the logistic model. Written by `benchmarks/_forecast_prior.py`."""',
         "",
         "from __future__ import annotations",
         "",
