@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from told_run import JOB, POOL, START, told_run
 
@@ -18,6 +20,7 @@ from surefoot.core.market import Capacity, Offering
 from surefoot.report import Story, figures, write_report
 from surefoot.report.clean import HIDDEN, clean
 from surefoot.report.figure import timeline_svg
+from surefoot.report.foretold import band, foretold
 from surefoot.report.numbers import clock, dollars, number, percent
 from surefoot.report.page import page
 from surefoot.report.story import ENOUGH_POINTS, Course
@@ -187,3 +190,23 @@ def test_a_run_taken_up_again_goes_on_in_one_story() -> None:
     assert story.began_ms == START
     assert story.ending is None
     assert any("was taken up again at step 19" in text for _, (_, text) in story.lines)
+
+
+def test_forecast_losses_are_added_up_and_compared_with_those_that_came() -> None:
+    story = told(told_run())
+    found = foretold(story)
+    # 3 an hour for the first 61 s, then 9 an hour until the end at 100 s
+    assert found.total == pytest.approx((3 * 61 + 9 * 39) / 3600)
+    assert len(found.seen) == 1, "two losses of one pool within three minutes are one event"
+    assert figures(story)["pool_events"]["seen"] == 1
+    assert "Forecast against what happened" in page(story, figures(story))
+    assert found.odds == pytest.approx(2 * (1 - math.exp(-found.total)))
+
+
+def test_a_band_holds_nine_of_ten_counts() -> None:
+    dice = np.random.default_rng(1)
+    for mean in (0.0, 0.3, 2.0, 17.0):
+        low, high = band(mean)
+        counts = dice.poisson(mean, 20_000)
+        assert np.mean((counts >= low) & (counts <= high)) >= 0.9
+        assert np.mean(counts < low) <= 0.055 and np.mean(counts > high) <= 0.055

@@ -1,4 +1,4 @@
-"""The timeline figure of a run: fleet, money, checkpoint interval and hazard, loss."""
+"""The timeline figure of a run: fleet, money, interval and hazard, forecast losses, loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from surefoot.report.foretold import band, foretold
 from surefoot.report.story import Course, Story
 
 SPOT, ON_DEMAND, INK, SOFT = "#2a9d8f", "#e9a23b", "#22333b", "#8d99a6"
@@ -36,16 +37,17 @@ STYLE = {
 def timeline_svg(story: Story) -> str:
     """Return the figure as an SVG element; works for a run of any length, even an empty one."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(10, 8.4), layout="constrained")
-        panels = figure.subplots(4, 1, sharex=True, height_ratios=[1.5, 1, 1, 1])
+        figure = Figure(figsize=(10, 10), layout="constrained")
+        panels = figure.subplots(5, 1, sharex=True, height_ratios=[1.5, 1, 1, 0.8, 1])
         scale, unit = _time_unit(story)
         draw = _Panels(story, scale)
         draw.fleet(panels[0])
         draw.money(panels[1])
         draw.interval(panels[2])
-        draw.loss(panels[3])
-        panels[3].set_xlabel(f"time since the start, {unit}")
-        panels[3].set_xlim(0, max(draw.end, 1e-9))
+        draw.foretold(panels[3])
+        draw.loss(panels[4])
+        panels[4].set_xlabel(f"time since the start, {unit}")
+        panels[4].set_xlim(0, max(draw.end, 1e-9))
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
@@ -137,6 +139,23 @@ class _Panels:
         other.set_ylabel("losses per hour")
         lines = [*ax.get_lines(), *other.get_lines()]
         _legend(ax, lines)
+
+    def foretold(self, ax: Any) -> None:
+        """Add up the losses that were forecast, with a 90 % band, and those that happened."""
+        told = foretold(self.story)
+        x = [self.x(t) for t, _ in told.expected]
+        mean = [total for _, total in told.expected]
+        edges = [band(total) for total in mean]
+        low, high = [b[0] for b in edges], [b[1] for b in edges]
+        ax.fill_between(x, low, high, step="post", color=SILENT, alpha=0.12, lw=0, label="9 of 10")
+        ax.plot(x, mean, color=SILENT, lw=1.2, alpha=0.7, label="losses forecast")
+        seen = [0.0, *(self.x(t) for t in told.seen), self.end]
+        counts = [*range(len(told.seen) + 1), len(told.seen)]
+        ax.step(seen, counts, where="post", color=INK, lw=1.4, label="losses seen (pool events)")
+        ax.set_ylim(bottom=0)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set_ylabel("losses")
+        _legend(ax)
 
     def loss(self, ax: Any) -> None:
         """Show training loss, and val_loss where the script logs it, at the time of each step."""

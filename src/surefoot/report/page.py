@@ -59,6 +59,7 @@ def page(story: Story, summary: Mapping[str, Any]) -> str:
             f"<div><h2>Figures</h2>{_table(rows_of(summary))}</div>",
             f"<div><h2>Where the time went</h2>{_badput(summary)}</div>",
             "</div>",
+            _forecast(summary),
             _events(story),
             "</body></html>",
         )
@@ -118,6 +119,22 @@ def _badput(summary: Mapping[str, Any]) -> str:
         label, value = escape(str(name).replace("_", " ")), escape(f"{percent(share)} · {took}")
         rows.append(f"<tr><th>{label}</th><td>{value}<br>{bar}</td></tr>")
     return f"<table>{''.join(rows)}</table>"
+
+
+def _forecast(summary: Mapping[str, Any]) -> str:
+    """Say how many losses were forecast, how many came, and what to make of it."""
+    told = summary.get("pool_events") or {}
+    if told.get("expected") is None:
+        return ""
+    odds = told["odds"]
+    verdict = "what chance alone explains" if odds >= 0.1 else "hard to explain by chance"
+    text = (
+        f"The forecasts in force expected {number(told['expected'])} events in which a pool takes"
+        f" VMs ({number(told['low'])} to {number(told['high'])} in 9 of 10 runs);"
+        f" {number(told['seen'])} came: {verdict} (a count at least as far off has odds of"
+        f" {percent(odds)}). Losses of one pool within three minutes are one event."
+    )
+    return f"<h2>Forecast against what happened</h2><p>{escape(text)}</p>"
 
 
 def _events(story: Story) -> str:

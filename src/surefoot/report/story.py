@@ -73,10 +73,11 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment worth a sign in the figure: `kind` is notice, silent, on_demand or spot."""
+    """A preemption: `kind` is notice (when it was told) or silent; `pool` lost the VM."""
 
     at_ms: int
     kind: str
+    pool: str = ""
 
 
 @dataclass(slots=True)
@@ -180,10 +181,11 @@ class Story:
                 vm = self.state.fleet.get(event.token)
                 told = vm is not None and vm.notice_deadline_ms is not None
                 if vm is not None and not told:
-                    self.marks.append(Mark(event.at_ms, "notice"))
+                    self.marks.append(Mark(event.at_ms, "notice", str(vm.pool)))
             case InstanceGone(ending=Ending.PREEMPTED_SILENT):
-                if self.state.fleet.get(event.token) is not None:
-                    self.marks.append(Mark(event.at_ms, "silent"))
+                vm = self.state.fleet.get(event.token)
+                if vm is not None:
+                    self.marks.append(Mark(event.at_ms, "silent", str(vm.pool)))
             case _:
                 pass
 

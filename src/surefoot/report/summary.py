@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from surefoot.report.foretold import foretold
 from surefoot.report.page import page
 from surefoot.report.story import Story
 from surefoot.report.strict import plain, strict_json
@@ -25,6 +26,7 @@ def figures(story: Story) -> dict[str, Any]:
         **account.summary(),
         "wall_s": account.goodput.wall_ms / 1000,
         "unknown_price_s": account.bill.unknown_ms / 1000,
+        "pool_events": foretold(story).as_dict(),
     }
     known: dict[str, Any] = plain(body)
     return known
