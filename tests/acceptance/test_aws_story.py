@@ -152,11 +152,11 @@ def story(tmp_path: Path) -> Iterator[Story]:
         told.leader.wait(10)
 
 
-def visits() -> list[float]:
+def visits_of(steps: int) -> list[float]:
     """Return how often each sample counts when every step is done exactly once."""
     order = DataOrder(SAMPLES, BATCH, seed=1)
     counts = [0.0] * SAMPLES
-    for step in range(STEPS):
+    for step in range(steps):
         for i in order.ids(step):
             counts[int(i)] += 1
     return counts
@@ -219,7 +219,7 @@ def check(story: Story) -> None:
     finals = [row for vm in cloud.held for row in rows(story, vm.instance_id) if "final" in row]
     assert finals, "a worker finished"
     for row in finals:
-        assert row["final"]["visits"] == visits(), "every sample counted as often as it should"
+        assert row["final"]["visits"] == visits_of(STEPS), "each sample counts as it should"
     assert all(vm.capacity is Capacity.SPOT for vm in cloud.held if vm.taken)
 
 

@@ -80,7 +80,7 @@ class Controller:
         self.guard = Guard(job, self.settings)
         self._ears = Ears(self.record, self.settings)
         self._lead = Lead(self.record, self._ears, agents, self.settings)
-        self._watch = Watch(provider, run, self.guard, self.settings)
+        self._watch = Watch(provider, run, self.guard, self.settings, told=self._ears.told)
         self._actor = Actor(
             provider, self.record, self.guard, clock, self.settings, run, dict(boot or {})
         )

@@ -35,6 +35,8 @@ class Watch:
     """When the market will change next, as the provider said at the last look."""
     listed: set[str] = field(default_factory=set)
     missed: dict[str, int] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    """VMs that were sent Leave or Stop: one that has ended by itself was let go, not taken."""
 
     def look(
         self, state: State, now_ms: int, heard: frozenset[str]
@@ -73,11 +75,16 @@ class Watch:
         if vm.state is VmState.ENDED:
             ended_ms = now_ms if vm.ended_ms is None else vm.ended_ms
             at_ms = min(now_ms, max(ended_ms, known.launched_ms or 0))
-            facts.append(InstanceGone(at_ms, vm.token, ending_of(known, preempted=vm.preempted)))
+            facts.append(InstanceGone(at_ms, vm.token, self._ending(known, vm)))
         else:
             self.listed.add(vm.token)
             self.missed.pop(vm.token, None)
         return facts
+
+    def _ending(self, known: Instance, vm: Vm) -> Ending:
+        if vm.token in self.told and not vm.preempted and known.notice_deadline_ms is None:
+            return Ending.RELEASED
+        return ending_of(known, preempted=vm.preempted)
 
     def _absent(
         self, fleet: Fleet, vms: Sequence[Vm], now_ms: int, heard: frozenset[str]
