@@ -43,7 +43,8 @@ def test_made_up_markets_have_the_habits_of_real_ones(name: str) -> None:
         counts = [s.value for s in record.supply]
         assert min(c for c in counts if c is not None) == 0, "there are droughts"
         assert all(c is not None and 0 <= c <= NAMED[name].most for c in counts)
-        shares = [s.value / record.on_demand[0].value for s in record.spot]  # type: ignore[operator]
+        dear = record.on_demand[0].value
+        shares = [s.value / dear for s in record.spot]  # type: ignore[operator]
         assert 0.1 < min(shares) <= max(shares) < 1.0
 
 
