@@ -94,6 +94,13 @@ def test_finds_its_own_address_by_session_token_whatever_proxies_are_set(place: 
         server.close()
 
 
+def test_the_installation_may_hold_braces_and_names_the_python(place: Path) -> None:
+    install = 'echo "${HOME}" {a,b} && {python} -c "print(1)" > "$SUREFOOT_VM_DIR/ran"'
+    script = user_data(settings(python="python", install=install), {})
+    code, said, _ = run(place, script, SUREFOOT_ADDRESS="10.0.0.7")
+    assert code == 0 and said and (place / "vm dir" / "ran").read_text() == "1\n"
+
+
 def test_a_vm_whose_installation_fails_ends_instead_of_idling(place: Path) -> None:
     script = user_data(settings(python="python", install="exit 3"), {})
     code, said, off = run(place, script, SUREFOOT_ADDRESS="10.0.0.7")

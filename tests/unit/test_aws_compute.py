@@ -261,3 +261,17 @@ def test_user_data_reaches_the_vm_as_written(world: World) -> None:
 def test_reservations_cannot_be_bought(world: World) -> None:
     with pytest.raises(ConfigError):
         world.aws.launch(LaunchRequest("t", "run-a", A, Capacity.RESERVED))
+
+
+def test_looking_costs_few_calls_however_many_vms_there_are(world: World) -> None:
+    for number in range(12):
+        world.ask(f"t{number}")
+    world.cloud.calls.clear()
+    for look in range(30):  # five minutes at the controller's pace, two regions
+        world.time.ahead_ms = look * 10_000
+        world.aws.offerings()
+        world.aws.list("run-a")
+    calls = world.cloud.calls
+    assert calls.count("DescribeInstances") == 2 * 30
+    assert calls.count("DescribeSpotPriceHistory") == calls.count("DescribeSpotInstanceRequests")
+    assert len(calls) <= 2 * (30 + 10 + 10) + 6, "0.4 calls a second; AWS refills 10 and more"

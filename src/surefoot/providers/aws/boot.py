@@ -76,7 +76,7 @@ def user_data(settings: AwsSettings, boot: Mapping[str, str]) -> str:
         exports=exports,
         python=settings.python,
         address=shlex.quote(ADDRESS),
-        install=settings.install.format(python=settings.python),
+        install=settings.install.replace("{python}", settings.python),
     )
     size = len(script.encode())
     if size > LIMIT_BYTES:

@@ -202,7 +202,7 @@ class SshProvider:
             [
                 *lines,
                 '[ -z "${SUREFOOT_WORKDIR:-}" ] || mkdir -p "$SUREFOOT_WORKDIR"',
-                f"( {self.settings.install.format(python=python)}\n) || exit 1",
+                f"( {self.settings.install.replace('{python}', python)}\n) || exit 1",
                 f"exec {python} -m surefoot.train.agent",
             ]
         )
