@@ -32,16 +32,16 @@ class Habits:
     spot_share: float = 0.3
     most: int = 16
     """VMs that a pool holds when supply is full."""
-    window_h: float = 4.0
+    window_h: float = 5.5
     drought_h: float = 1.8
-    window_shape: float = 0.55
+    window_shape: float = 0.42
     """Weibull shapes below 1: what has lasted goes on lasting."""
     drought_shape: float = 0.6
     quality_spread: float = 0.6
     """Log-normal spread of window length between pools."""
     whole: float = 0.5
     """Odds that a loss takes the whole pool."""
-    squeeze_h: float = 12.0
+    squeeze_h: float = 10.0
     """Mean time between shortages of a whole region."""
     notice_ms: int = 120_000
     boot_ms: int = 90_000
@@ -56,7 +56,7 @@ NAMED: dict[str, Habits] = {
         window_h=2.5,
         drought_h=4.0,
     ),
-    "calm": Habits(window_h=20.0, drought_h=0.6, whole=0.2, squeeze_h=72.0),
+    "calm": Habits(window_h=20.0, drought_h=0.6, whole=0.2, squeeze_h=20.0),
     "stormy": Habits(window_h=1.0, drought_h=0.7, whole=0.4, squeeze_h=6.0),
 }
 """The default trace set, by name."""
@@ -83,7 +83,7 @@ def _squeezes(random: Generator, habits: Habits, end_ms: int) -> list[tuple[int,
     """Return the spans (ms) in which the whole region is short."""
     spans, at_h = [], random.exponential(habits.squeeze_h)
     while at_h * MS_PER_HOUR < end_ms:
-        length = 0.5 * habits.drought_h * random.weibull(habits.drought_shape) + 0.2
+        length = 1.5 * habits.drought_h * random.weibull(habits.drought_shape + 0.2) + 0.3
         spans.append((int(at_h * MS_PER_HOUR), int((at_h + length) * MS_PER_HOUR)))
         at_h += length + random.exponential(habits.squeeze_h)
     return spans
@@ -106,7 +106,7 @@ def _pool(
         level = _next_level(random, habits, level)
     for begin, stop in squeezes:
         # Most, not all, zones of a region feel its shortage.
-        if random.random() < 0.6:
+        if random.random() < 0.85:
             keep = 0 if random.random() < habits.whole else habits.most // 3
             where = slice(begin // TICK_MS, max(stop // TICK_MS, begin // TICK_MS + 1))
             supply[where] = np.minimum(supply[where], keep)
@@ -121,11 +121,11 @@ def _pool(
 
 
 def _next_level(random: Generator, habits: Habits, level: int) -> int:
-    if level and random.random() < habits.whole:
-        return 0
-    if level:
-        return int(random.integers(0, level))
-    return int(min(habits.most, 1 + random.geometric(2.0 / habits.most)))
+    """Return the supply after a change: a fall, or a rise that mostly reaches full supply."""
+    if level == habits.most or (level and random.random() < 0.4):
+        whole = random.random() < habits.whole
+        return 0 if whole else int(random.integers(1, max(level, 2)))
+    return habits.most if random.random() < 0.7 else int(random.integers(level, habits.most)) + 1
 
 
 def _gamma_mean(shape: float) -> float:
