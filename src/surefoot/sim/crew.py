@@ -163,7 +163,7 @@ class Crew:
     def _writer_lost(self, token: str) -> None:
         save = self.training.saving
         if save is not None and (save.writer == token or not self.model.replicated):
-            self.training.saving = None
+            self.training.saving, self._final_ms = None, None
             self.books.add(
                 CheckpointFailed(self.books.now_ms, save.step, f"{token} was lost while it saved")
             )
@@ -245,8 +245,10 @@ class Crew:
     def _commit(self) -> None:
         save = self.training.saving
         if save is not None:
-            self.training.committed()
+            train = self.training
+            train.committed()
             self._tell_commit(save)
+            self.done = self.done or (train.total is not None and train.safe >= train.total)
             self.books.changes += 1  # those who wait for it to hand over may go
 
     def _tell_commit(self, save: Save) -> None:
@@ -350,6 +352,8 @@ class Crew:
             if now >= group.loss_seen_ms:
                 self._recover()
             return
+        if self._final_ms is not None and self.training.saving is not None:
+            return  # nobody goes before the last checkpoint is durable
         here = [t for t in group.members if self.books.state.fleet.get(t) is not None]
         stay = [t for t in here if not self._leaving(t)]
         keep = set(stay)
@@ -402,7 +406,7 @@ class Crew:
         done = train.step_at(begin)
         train.freeze(begin)
         reform = self.dice.spread(model.reform_ms)
-        group.restore_ms, group.lost_steps = 0, 0
+        group.restore_ms, group.lost_steps, self._final_ms = 0, 0, None
         if not group.live:
             group.lost_steps = max(0, max(done, self._reported) - train.safe)
             if train.safe:

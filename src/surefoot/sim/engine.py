@@ -127,7 +127,7 @@ class Engine:
             self.crew.next_group_ms(),
             self._revisit_ms,
             self._exhausted_ms(),
-            now + 1 if self.books.dirty else None,  # more to think about than one instant allows
+            now + 1_000 if self.books.dirty else None,  # more to think about than rounds allow
         )
         return min((t for t in instants if t is not None), default=None)
 
