@@ -97,8 +97,8 @@ def test_plan_prices_a_job_on_aws_without_buying_anything(tmp_path: Path, cloud:
     ("old", "new", "wanted"),
     [
         ("aws/us-east-1", "aws", "needs a region"),
-        ("file://", "", "cloud VMs cannot reach"),
-        ("out: ", "workdir: .\nout: ", "not copied to cloud VMs"),
+        ("file://", "", "VMs elsewhere cannot reach"),
+        ("out: ", "workdir: .\nout: ", "not copied to VMs elsewhere"),
         ("infra: aws/us-east-1", "infra: gcp/us-central1", "gcp provider is not built"),
     ],
 )

@@ -26,6 +26,10 @@ LEASE_S = 900
 """A cloud VM whose controller is not heard for this long ends itself."""
 
 
+SSH_SETTINGS = Settings(poll_ms=3_000, list_lag_ms=5_000, boot_limit_ms=600_000)
+"""Hosts answer for themselves, at once: their lists do not lag."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ground:
     """Where a run takes place. `open` builds the provider (once); `close` lets go of it."""
@@ -57,7 +61,8 @@ def ground_of(job_file: JobFile) -> Ground:
             f"{job_file.path}: resources: one run cannot span {' and '.join(clouds)} yet",
             hint="name one cloud; several regions of it are fine",
         )
-    return _local(job_file) if clouds[0] == "local" else _aws(job_file)
+    grounds = {"local": _local, "aws": _aws, "ssh": _ssh}
+    return grounds[clouds[0]](job_file)
 
 
 def _local(job_file: JobFile) -> Ground:
@@ -100,6 +105,31 @@ def _aws(job_file: JobFile) -> Ground:
     )
 
 
+def _ssh(job_file: JobFile) -> Ground:
+    """Return hosts that the user has: nothing is bought, so nothing is asked."""
+    _check_reach(job_file)
+    provider = open_ssh(job_file)
+    return Ground(
+        pools=provider.pools(),
+        open=lambda: provider,
+        listen=lambda port: _listen(port or job_file.hub[1]),
+        address=lambda listener: f"{_own_address(job_file)}:{listener.getsockname()[1]}",
+        close=lambda _run: provider.close(),
+        settings=SSH_SETTINGS,
+        notice="none",
+        spends=False,
+    )
+
+
+def open_ssh(job_file: JobFile) -> Any:
+    """Return the ssh provider over a job's hosts. Raises ConfigError."""
+    from surefoot.providers.ssh.settings import SshHost, SshSettings
+
+    terms = dict(job_file.ssh)
+    hosts = tuple(SshHost(**host) for host in terms.pop("hosts"))
+    return load_provider("ssh")(SshSettings(hosts, **terms))
+
+
 def open_aws(job_file: JobFile) -> Any:
     """Return the AWS provider for a job's regions and types. Raises ConfigError."""
     from surefoot.providers.aws.settings import AwsSettings
@@ -125,12 +155,12 @@ def _check_reach(job_file: JobFile) -> None:
     if "://" not in job_file.checkpoint:
         raise ConfigError(
             f"{job_file.path}: checkpoint.path: {job_file.checkpoint} is a folder of this machine,"
-            " which cloud VMs cannot reach",
-            hint="checkpoint: {path: s3://bucket/folder}",
+            " which VMs elsewhere cannot reach",
+            hint="checkpoint: {path: s3://bucket/folder}; a folder that all VMs share: file:///folder",
         )
     if job_file.has_workdir:
         raise NotBuiltError(
-            f"{job_file.path}: workdir: folders are not copied to cloud VMs yet",
+            f"{job_file.path}: workdir: folders are not copied to VMs elsewhere yet",
             hint="leave workdir out; fetch the code in `setup`, or put it into the image",
         )
 
@@ -157,7 +187,7 @@ def _own_address(job_file: JobFile) -> str:
 def question(job_file: JobFile, *, now_ms: int) -> Question:
     """Return what `surefoot plan` foretells for a cloud: the offers of now, and the prior."""
     local.check_provider(job_file)
-    provider = open_aws(job_file)
+    provider = open_ssh(job_file) if "ssh" in job_file.clouds else open_aws(job_file)
     try:
         return foretold(job_file, provider, now_ms=now_ms)
     finally:

@@ -18,7 +18,7 @@ from surefoot.traces import read_trace
 if TYPE_CHECKING:
     from surefoot.providers.local.provider import LocalProvider
 
-USABLE = ("local", "aws")
+USABLE = ("local", "aws", "ssh")
 """Clouds that `surefoot run` knows how to set up."""
 
 LEASE_S = 30

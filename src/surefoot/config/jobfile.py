@@ -79,6 +79,8 @@ class JobFile:
     local: LocalSettings | None = None
     aws: Mapping[str, Any] = field(default_factory=dict)
     """The section `aws`, under the names of the provider's settings."""
+    ssh: Mapping[str, Any] = field(default_factory=dict)
+    """The section `ssh`: `hosts` as a list of mappings, and the provider's other settings."""
     hub: tuple[str | None, int] = (None, 0)
     """Address at which the VMs of a cloud reach the controller (None: this machine's), port."""
     has_workdir: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ class _Build:
             deadline=self._deadline(),
             local=self._local(),
             aws=self._aws(),
+            ssh=self._ssh(),
             hub=(model.controller.address, model.controller.port),
             has_workdir="workdir" in model.model_fields_set,
             out=out.absolute(),
@@ -236,6 +238,20 @@ class _Build:
         by_region = {"*": groups} if isinstance(groups, list) else groups
         body["security_groups"] = {r: tuple(ids) for r, ids in by_region.items() if ids}
         body["on_demand_usd_h"] = body.pop("on_demand")
+        return {key: value for key, value in body.items() if value is not None}
+
+    def _ssh(self) -> dict[str, Any]:
+        """Return the section `ssh` under the names of the provider's settings."""
+        named = any(place.cloud == "ssh" for place in self._places())
+        if self.model.ssh is None or not self.model.ssh.hosts:
+            if named:
+                hint = "add a section\n  ssh:\n    hosts: [{name: node1}, {name: node2}]"
+                raise self.fail(("resources", "infra"), "`ssh` needs its hosts", hint=hint)
+            return {}
+        body = self.model.ssh.model_dump()
+        body["ssh"] = tuple(shlex.split(body.pop("command")))
+        if not body["ssh"]:
+            raise self.fail(("ssh", "command"), "must not be empty")
         return {key: value for key, value in body.items() if value is not None}
 
     def _checkpoint(self, out: Path) -> str:

@@ -134,6 +134,32 @@ class AwsFile(Section):
     endpoint_url: str = ""
 
 
+class HostFile(Section):
+    """One host that ssh reaches."""
+
+    name: str
+    host: str = ""
+    user: str = ""
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    key: str = ""
+    site: str = "site"
+    rack: str = "rack"
+    instance_type: str = "host"
+    preemptible: bool = False
+    usd_h: Price = 0.01
+    address: str = ""
+    folder: str = ".surefoot"
+
+
+class SshFile(Section):
+    """Settings of the ssh provider: the hosts there are."""
+
+    hosts: list[HostFile] = []
+    python: str = "python3"
+    install: str | None = None
+    command: str = "ssh"
+
+
 class ControllerFile(Section):
     """Where the VMs of a cloud reach `surefoot run`."""
 
@@ -161,6 +187,7 @@ class JobModel(Section):
     checkpoint: CheckpointFile = CheckpointFile()
     local: LocalFile | None = None
     aws: AwsFile | None = None
+    ssh: SshFile | None = None
     controller: ControllerFile = ControllerFile()
     out: str = "surefoot-out"
 
