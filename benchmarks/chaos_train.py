@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +56,15 @@ def main() -> int:
 def _schedule(seed: int) -> tuple[int, str, int, int, int, int, str]:
     """Run one schedule; returns its row of the table."""
     random = np.random.default_rng(seed)
+    faults = [Fault.draw(random) for _ in range(FAULTS)]
     folder = Path(tempfile.mkdtemp(prefix="surefoot-chaos-"))
     kind = "process" if why_not() else "namespace"
     told: list[str] = []
     try:
         with park(folder, nodes=3, vms=kind, ELASTIC_SAVE_MS="700", ELASTIC_MB="2") as made:
-            for _ in range(FAULTS):
-                told.append(_fault(made, random))
+            for fault in faults:
+                told.append(fault.name)
+                _inflict(made, fault)
             made.settle(3)
         repeated, skipped = made.miscounted()
         split, steps = _split(made), max(r["step"] for r in made.rows.read()) + 1
@@ -75,34 +78,52 @@ def _schedule(seed: int) -> tuple[int, str, int, int, int, int, str]:
     return seed, " ".join(told), steps, repeated, skipped, split, ""
 
 
-def _fault(made: Park, random: np.random.Generator) -> str:
-    """Wait a random while, then do some harm; returns its name."""
-    time.sleep(float(random.uniform(0.3, 2.0)))
-    name = str(random.choice(KINDS))
-    here = sorted({row["vm"] for row in made.rows.read() if row["t"] > time.monotonic() - 1.0})
-    chosen = [str(vm) for vm in random.permutation(here)] or [""]
-    verb = str(random.choice(["kill", "poweroff"]))
-    if name in ("kill", "poweroff", "cut"):
-        made.do(name, chosen[0])
-        if name == "cut" and random.random() < 0.5:
-            time.sleep(float(random.uniform(0.2, 2.5)))
+@dataclass(frozen=True)
+class Fault:
+    """One fault as drawn, before anything is known of the run: equal seeds draw equal faults."""
+
+    name: str
+    verb: str
+    wait_s: float
+    whom: float
+    gap_s: float
+    comes_back: bool
+
+    @staticmethod
+    def draw(random: np.random.Generator) -> Fault:
+        """Draw one."""
+        name, verb = str(random.choice(KINDS)), str(random.choice(["kill", "poweroff"]))
+        wait_s, whom, gap_s, back = random.uniform(size=4).tolist()
+        return Fault(name, verb, 0.3 + 1.7 * wait_s, whom, gap_s, back < 0.5)
+
+
+def _inflict(made: Park, fault: Fault) -> None:
+    """Wait, then do the harm to one or two of those that train now."""
+    time.sleep(fault.wait_s)
+    now_s = time.monotonic()
+    here = sorted({row["vm"] for row in made.rows.read() if row["t"] > now_s - 1.0}) or [""]
+    first = int(fault.whom * len(here))
+    chosen = [here[first], here[(first + 1) % len(here)]]
+    if fault.name in ("kill", "poweroff", "cut"):
+        made.do(fault.name, chosen[0])
+        if fault.name == "cut" and fault.comes_back:
+            time.sleep(0.2 + 2.3 * fault.gap_s)
             made.do("uncut", chosen[0])
-    elif name in ("pair", "row"):
-        made.do(verb, chosen[0])
-        time.sleep(0.0 if name == "pair" else float(random.uniform(0.05, 1.0)))
-        made.do(verb, chosen[1 % len(chosen)])
-    elif name == "notice":
-        made.do("notice", chosen[0], str(int(random.integers(500, 6000))))
-    elif name == "save":
+    elif fault.name in ("pair", "row"):
+        made.do(fault.verb, chosen[0])
+        time.sleep(0.0 if fault.name == "pair" else fault.gap_s)
+        made.do(fault.verb, chosen[1])
+    elif fault.name == "notice":
+        made.do("notice", chosen[0], str(round(500 + 5500 * fault.gap_s)))
+    elif fault.name == "save":
         made.do("save")
-        time.sleep(float(random.uniform(0.0, 0.1)))
-        made.do(verb, chosen[0])
+        time.sleep(fault.gap_s / 10)
+        made.do(fault.verb, chosen[0])
     else:
         made.process.kill()
         made.process.wait()
-        time.sleep(float(random.uniform(0.1, 3.0)))
+        time.sleep(0.1 + 2.9 * fault.gap_s)
         made.start()
-    return name
 
 
 def _split(made: Park) -> int:

@@ -97,6 +97,42 @@ def test_deterministic_run_resumes_bitwise_and_counts_each_step_once(tmp_path: P
     assert not torch.are_deterministic_algorithms_enabled(), "what was found is put back"
 
 
+def run_scaled(path: Path, total: int, *, deterministic: bool) -> tuple[Any, list[float]]:
+    made = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    average = torch.optim.swa_utils.AveragedModel(made["model"])
+    extra, scales = {"scaler": scaler, "average": average}, []
+    with Session(**made, extra=extra, checkpoint=path, deterministic=deterministic) as session:
+        for _, (_, x) in session.steps(total=total):
+            loss = (made["model"](x) - x.sum(1, keepdim=True)).pow(2).mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(made["optimizer"])
+            nn.utils.clip_grad_norm_(made["model"].parameters(), 1.0)
+            scaler.step(made["optimizer"])
+            scaler.update()
+            made["optimizer"].zero_grad()
+            made["scheduler"].step()
+            if session.stepped:
+                average.update_parameters(made["model"])
+                scales.append(scaler.get_scale())
+        state = {name: part.state_dict() for name, part in (made | extra).items() if name in WHOLE}
+    return state, scales
+
+
+WHOLE = ("model", "scheduler", "scaler", "average")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_scaler_schedule_and_averaged_weights_go_on_where_they_were(
+    tmp_path: Path, deterministic: bool
+) -> None:  # case 76
+    whole, scales = run_scaled(tmp_path / "whole", 20, deterministic=deterministic)
+    _, first = run_scaled(tmp_path / "parts", 11, deterministic=deterministic)
+    resumed, second = run_scaled(tmp_path / "parts", 20, deterministic=deterministic)
+    assert first + second == scales and len(set(scales)) == 7, "the scale grew on the way"
+    assert same(resumed, whole)
+
+
 def test_running_means_are_refused_where_bits_must_not_depend_on_the_worker(
     tmp_path: Path,
 ) -> None:

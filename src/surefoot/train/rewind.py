@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,3 +60,23 @@ class StepUndo:
             group.update(settings)
         if self._scheduler is not None:
             self._scheduler.load_state_dict(self._schedule)
+
+
+def gate(scaler: torch.amp.GradScaler, stepped: Callable[[], bool]) -> None:
+    """Let a grad scaler do nothing in a step whose gradients are not there.
+
+    Without gradients it would stop the script ("No inf checks were recorded").
+    """
+
+    def only_if_stepped(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def gated(*args: Any, **more: Any) -> Any:
+            if stepped():
+                return call(*args, **more)
+            scaler._per_optimizer_states.clear()
+            return None
+
+        return gated
+
+    for name in ("unscale_", "step", "update"):
+        setattr(scaler, name, only_if_stepped(getattr(scaler, name)))

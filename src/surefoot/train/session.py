@@ -22,15 +22,14 @@ from surefoot.train.elastic import Membership, Patience
 from surefoot.train.environment import end_promptly, positive
 from surefoot.train.feed import Feed, order_of
 from surefoot.train.figures import Figures
-from surefoot.train.gradients import GradientSum
 from surefoot.train.group import Group, GroupError
 from surefoot.train.link import Link, SaveWish
-from surefoot.train.rewind import StepUndo, seed_step
+from surefoot.train.rewind import StepUndo, gate, seed_step
 from surefoot.train.sampler import Cut
 from surefoot.train.saver import Saver
 from surefoot.train.state import TrainingState
 from surefoot.train.stepclock import StepClock, since_process_start_ms
-from surefoot.train.tree import SHARDS, TreeSum
+from surefoot.train.tree import SHARDS, TreeSum, gradients_of
 
 _log = logging.getLogger("surefoot.train")
 
@@ -88,6 +87,9 @@ class Session:
         self._feed = Feed(dataloader, self._order)
         self._state = TrainingState(model, optimizer, scheduler, extra or {}, self._order)
         self._undo = StepUndo(optimizer, scheduler)
+        for part in (extra or {}).values():
+            if isinstance(part, torch.amp.GradScaler):
+                gate(part, lambda: self.stepped)
         self._touched = False
         optimizer.register_step_post_hook(self._touch)
         self._link = Link(env.get("SUREFOOT_AGENT"))
@@ -103,7 +105,7 @@ class Session:
         )
         self._shards = shards if deterministic else 0
         self._was_deterministic = torch.are_deterministic_algorithms_enabled()
-        self._gradients = _gradients_of(model, self._shards)
+        self._gradients = gradients_of(model, self._shards)
         self._group: Group | None = None
         self._signal = 0
         self._old_signals: dict[int, Any] = {}
@@ -473,14 +475,6 @@ class Session:
         threading.Thread(
             target=self._link.send, args=(Noticed(left_ms, "signal"),), daemon=True
         ).start()
-
-
-def _gradients_of(model: torch.nn.Module, shards: int) -> GradientSum | TreeSum:
-    if not shards:
-        return GradientSum(model)
-    summing = TreeSum(model, shards)
-    torch.use_deterministic_algorithms(True)
-    return summing
 
 
 def _left_s(wish: SaveWish) -> float:

@@ -15,7 +15,7 @@ from torch import nn
 
 from surefoot.errors import ConfigError, NotBuiltError
 from surefoot.train.control import SLOTS, Control
-from surefoot.train.gradients import hook, wait_all
+from surefoot.train.gradients import GradientSum, hook, wait_all
 from surefoot.train.group import Group
 from surefoot.train.sampler import parts_of
 
@@ -175,6 +175,18 @@ class TreeSum:
             shape = (max(1, len(self._parts)), -(-kind.size // world) * world)
             if kind.rows.shape != shape:
                 kind.rows = kind.params[0].detach().new_zeros(shape)
+
+
+def gradients_of(model: nn.Module, shards: int) -> GradientSum | TreeSum:
+    """Return what sums a model's gradients; with `shards`, in a fixed order, which torch is told.
+
+    Sets torch.use_deterministic_algorithms then.
+    """
+    if not shards:
+        return GradientSum(model)
+    summing = TreeSum(model, shards)
+    torch.use_deterministic_algorithms(True)
+    return summing
 
 
 def _copy(kind: _Kind, row: torch.Tensor, weight: float) -> None:
