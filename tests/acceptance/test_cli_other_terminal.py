@@ -95,5 +95,6 @@ def test_another_terminal_sees_a_run_and_stops_it(
 
     assert json.loads(told("stop", "--json"))["state"] == "stopped"
     assert process.wait(30) == 143
+    assert "stopping: 1 VMs run at $1.0000 an hour" in process.stdout.read()
     assert "run stopped" in told("events", "-f"), "a run that is over is not waited for"
     assert "nothing leads it" in told("stop")

@@ -30,10 +30,11 @@ from surefoot.core.event import Event
 from surefoot.core.forecast import get_forecaster
 from surefoot.core.job import Job
 from surefoot.core.policy import get_policy
+from surefoot.core.units import usd
 from surefoot.errors import ConfigError
 from surefoot.report import Story, write_report
 from surefoot.report.clean import clean
-from surefoot.report.numbers import rows_of
+from surefoot.report.numbers import dollars, rows_of
 
 HUB_FILE = "hub.json"
 WAIT_S = 0.25
@@ -237,10 +238,10 @@ def _signals(controller: Controller, story: Story, view: live.View) -> Iterator[
         got.append(number)
         if len(got) > 1:
             raise KeyboardInterrupt
-        held = len(story.state.fleet)
+        held, rate = len(story.state.fleet), controller.view().burn_micro_usd_h
         view.tell(
-            f"stopping: {held} VMs run; a last checkpoint, then all of them end"
-            " (Ctrl-C again leaves at once)"
+            f"stopping: {held} VMs run at {dollars(usd(rate))} an hour; a last checkpoint, then"
+            " all of them end (Ctrl-C again leaves at once)"
         )
         controller.request_stop(message=f"stopped by {signal.Signals(number).name}")
 
