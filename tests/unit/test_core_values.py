@@ -80,8 +80,30 @@ def test_a_vm_lives_from_request_to_gone() -> None:
     assert vm is not None and vm.state is InstanceState.READY and vm.ready_ms == 3
     state = apply(state, NoticeReceived(4, "t", 9))
     assert state.fleet.select(InstanceState.NOTICED)[0].notice_deadline_ms == 9
+    state = apply(state, CheckpointCommitted(6, 30, 5, 5, 700, emergency=True))
     state = apply(state, InstanceGone(9, "t", Ending.PREEMPTED_NOTICE))
     assert len(state.fleet) == 0 and state.notices == (1, 1)
+
+
+def test_a_notice_without_a_save_in_time_does_not_count_as_harmless() -> None:
+    ready = started(InstanceLaunched(2, "t", "i-1"), InstanceReady(3, "t"))
+    saved_before = apply(ready, CheckpointCommitted(4, 30, 3, 5, 700))
+    noticed = apply(saved_before, NoticeReceived(5, "t", 9))
+    assert apply(noticed, InstanceGone(9, "t", Ending.PREEMPTED_NOTICE)).notices == (0, 1)
+    booting = apply(started(InstanceLaunched(2, "t", "i-1")), NoticeReceived(5, "t", 9))
+    assert apply(booting, InstanceGone(9, "t", Ending.PREEMPTED_NOTICE)).notices == (1, 1)
+
+
+def test_one_stalled_save_moves_the_cost_little_and_a_lasting_change_is_followed() -> None:
+    state = State()
+    for at in range(10):
+        state = apply(state, CheckpointCommitted(at, at, at, 10, 700))
+    assert state.save_cost.persist_ms == 700
+    once = apply(state, CheckpointCommitted(11, 11, 11, 10, 90_000))
+    assert once.save_cost.persist_ms < 2 * 700
+    for at in range(12, 32):
+        state = apply(state, CheckpointCommitted(at, at, at, 10, 7_000))
+    assert state.save_cost.persist_ms == pytest.approx(7_000, rel=0.02)
 
 
 def test_stale_and_unknown_reports_change_nothing() -> None:

@@ -345,24 +345,32 @@ def _apply_instance(state: State, event: InstanceEvent) -> State:
         case NoticeReceived():
             if vm.state in (InstanceState.NOTICED, InstanceState.DRAINING, InstanceState.REQUESTED):
                 return _with(state, replace(vm, notice_deadline_ms=event.deadline_ms))
-            vm = replace(vm.moved(InstanceState.NOTICED), notice_deadline_ms=event.deadline_ms)
+            vm = replace(
+                vm.moved(InstanceState.NOTICED),
+                noticed_ms=event.at_ms,
+                notice_deadline_ms=event.deadline_ms,
+            )
         case DrainStarted():
             if vm.state in (InstanceState.DRAINING, InstanceState.REQUESTED):
                 return state
             vm = vm.moved(InstanceState.DRAINING)
         case InstanceGone():
-            state = _count_preemption(state, event)
+            state = _count_preemption(state, vm, event)
             vm = replace(vm, state=InstanceState.GONE, gone_ms=event.at_ms, ending=event.ending)
         case _:
             assert_never(event)
     return _with(state, vm)
 
 
-def _count_preemption(state: State, event: InstanceGone) -> State:
+def _count_preemption(state: State, vm: Instance, event: InstanceGone) -> State:
+    """Count a preemption, and whether it was harmless: a save was begun after the notice and
+    durable before the end. A VM that never trained had nothing to save."""
     if not event.ending.is_preemption:
         return state
     saved, total = state.notices
-    saved += event.ending is Ending.PREEMPTED_NOTICE
+    if event.ending is Ending.PREEMPTED_NOTICE:
+        since = vm.noticed_ms if vm.noticed_ms is not None else event.at_ms
+        saved += vm.ready_ms is None or state.progress.last_save_ms >= since
     return replace(state, notices=(saved, total + 1))
 
 
@@ -392,12 +400,7 @@ def _apply_training(state: State, event: TrainingEvent) -> State:
                 steps_safe=max(progress.steps_safe, event.step),
                 last_save_ms=max(progress.last_save_ms, event.begun_ms),
             )
-            cost = replace(
-                state.save_cost,
-                stall_ms=event.stall_ms,
-                persist_ms=event.persist_ms,
-            )
-            state = replace(state, save_cost=cost)
+            state = replace(state, save_cost=_learned(state.save_cost, event))
         case CheckpointFailed():
             pass
         case RestoreDone():
@@ -406,6 +409,31 @@ def _apply_training(state: State, event: TrainingEvent) -> State:
         case _:
             assert_never(event)
     return replace(state, progress=progress)
+
+
+NEWS = 0.25
+"""Weight of a new measurement of a save: the last dozen count, older ones fade."""
+
+
+def _learned(cost: CheckpointCost, event: CheckpointCommitted) -> CheckpointCost:
+    """Take a measured save in: the first replaces the prior, later ones are blended in.
+
+    One outlier moves the estimate by at most `NEWS` of four times itself, so a single stalled
+    disk does not stretch the interval, and a lasting change is followed within a dozen saves.
+    """
+    return replace(
+        cost,
+        stall_ms=_blended(cost.stall_ms, event.stall_ms, cost.saves),
+        persist_ms=_blended(cost.persist_ms, event.persist_ms, cost.saves),
+        saves=cost.saves + 1,
+    )
+
+
+def _blended(old_ms: int, new_ms: int, seen: int) -> int:
+    if not seen:
+        return new_ms
+    bounded = min(max(new_ms, old_ms // 4), 4 * old_ms + 1)
+    return round(old_ms + NEWS * (bounded - old_ms))
 
 
 def _smoothed(cost: FleetCost, event: CostMeasured) -> FleetCost:

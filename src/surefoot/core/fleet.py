@@ -70,6 +70,7 @@ class Instance:
     instance_id: str = ""
     launched_ms: int | None = None
     ready_ms: int | None = None
+    noticed_ms: int | None = None
     notice_deadline_ms: int | None = None
     gone_ms: int | None = None
     ending: Ending | None = None
@@ -161,6 +162,8 @@ class CheckpointCost:
     persist_ms: int = 2_000
     restore_ms: int = 5_000
     slowdown: float = 0.0
+    saves: int = 0
+    """Measured saves behind the figures; 0: they are a guess made beforehand."""
 
     @property
     def effective_ms(self) -> float:
