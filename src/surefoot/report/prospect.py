@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from surefoot.core.attention import Mind
-from surefoot.core.decide import Observation
+from surefoot.core.decide import Observation, decide
 from surefoot.core.event import (
     InstanceLaunched,
     InstanceReady,
@@ -161,10 +160,9 @@ def first_decision(question: Question) -> tuple[Decision, dict[Pool, Forecast]]:
         fleet_cost=model.fleet_cost(model.boot_ms if model.boot_ms is not None else 60_000),
     )
     state = replace(state, market=state.market.updated(question.offers, at_ms=now), now_ms=now)
-    history = deepcopy(question.history)
     seen = Observation(now_ms=now, state=state)
-    decision = Mind(job, get_policy(job.policy), forecaster).decide(seen, history)
-    beliefs = forecaster.fit(history, now_ms=now)
+    beliefs = forecaster.fit(question.history, now_ms=now)
+    decision = decide(job, get_policy(job.policy), beliefs, seen, forecaster=forecaster.name)
     forecasts = dict(predict_all(beliefs, job.pools, now_ms=now))
     interval = choose_interval(job.interval, _granted(state, decision), forecasts)
     return replace(decision, interval=interval), forecasts
@@ -205,7 +203,7 @@ def sample(question: Question, seed: int) -> Sample:
     length = question.length_ms
     market = question.futures.market(seed, start_ms=start, length_ms=length)
     outcome = simulate(
-        job, market, model=question.model, seed=seed, history=deepcopy(question.history)
+        job, market, model=question.model, seed=seed, history=_copied(question.history)
     )
     wall_ms = outcome.end_ms - outcome.start_ms
     deadline = job.limits.deadline_ms
@@ -223,6 +221,12 @@ def sample(question: Question, seed: int) -> Sample:
         worth=work_ms / wall_ms if wall_ms else 0.0,
         late=deadline is not None and not (done and outcome.end_ms <= deadline),
     )
+
+
+def _copied(history: History) -> History:
+    """Return a history that may grow; through pickle, which is much faster than deepcopy."""
+    copy: History = pickle.loads(pickle.dumps(history))
+    return copy
 
 
 def samples(
@@ -246,10 +250,22 @@ def _run(question: Question, count: int, workers: int) -> Iterator[tuple[int, Sa
         for seed in range(count):
             yield seed, sample(question, seed)
         return
-    with ProcessPoolExecutor(workers) as pool:
-        waiting = {pool.submit(sample, question, seed): seed for seed in range(count)}
+    with ProcessPoolExecutor(workers, initializer=_share, initargs=(question,)) as pool:
+        waiting = {pool.submit(_one, seed): seed for seed in range(count)}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
+
+
+_QUESTION: list[Question] = []
+
+
+def _share(question: Question) -> None:
+    """Hand the question to a worker process once, not with every future."""
+    _QUESTION[:] = [question]
+
+
+def _one(seed: int) -> Sample:
+    return sample(_QUESTION[0], seed)
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
