@@ -156,7 +156,7 @@ def _check_reach(job_file: JobFile) -> None:
         raise ConfigError(
             f"{job_file.path}: checkpoint.path: {job_file.checkpoint} is a folder of this machine,"
             " which VMs elsewhere cannot reach",
-            hint="checkpoint: {path: s3://bucket/folder}, or file:///folder where all VMs share one",
+            hint="checkpoint: {path: s3://bucket/folder}, or file:///folder if all VMs share it",
         )
     if job_file.has_workdir:
         raise NotBuiltError(
