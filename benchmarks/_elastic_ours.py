@@ -17,6 +17,8 @@ from typing import Any
 from _elastic_rows import Row, Rows
 from _elastic_worker import BATCH, SAMPLES
 from surefoot.checkpoint import Checkpointer
+from surefoot.providers.local.provider import LocalProvider
+from surefoot.traces import read_trace
 from surefoot.train.sampler import DataOrder
 
 HERE = Path(__file__).parent
@@ -77,6 +79,8 @@ class Park:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        market = read_trace(self.folder / "market.yaml")  # whatever is left is taken over and ended
+        LocalProvider(market, state_dir=self.folder / "vms", vms=self.vms).close(kill=True)
 
     def miscounted(self) -> tuple[int, int]:
         """Return (samples repeated, samples skipped) as the saved weights themselves count them."""
