@@ -42,8 +42,8 @@ bench: $(DEV) ## every benchmark, quick; fails if a bar is missed
 	  echo "== $$file"; $(BIN)/python "$$file" --quick || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "bars missed in:$$failed"; exit 1; }
 
-chaos: $(DEV) ## kill things at random moments, again and again
-	$(BIN)/python -m pytest tests/crash
+chaos: $(DEV) ## 300 storms round the controller; SEED=17 repeats one
+	$(BIN)/python -m surefoot.testing.chaos $(if $(SEED),--seed $(SEED),--seeds 300)
 
 docs: $(DEV) ## check that the pages' links and commands hold
 	$(BIN)/python -m pytest tests/tidy/test_docs.py

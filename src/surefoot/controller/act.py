@@ -57,6 +57,8 @@ class Actor:
     refusals: dict[tuple[Pool, Capacity], str] = field(default_factory=dict)
     """Why launches are not even tried now, for people; by pool and capacity."""
     slow_until_ms: int = 0
+    retry_ms: int | None = None
+    """When a launch that was wanted, and not even tried, may be wanted again."""
     _throttled: int = 0
 
     # -- launching -----------------------------------------------------------------------------
@@ -74,6 +76,8 @@ class Actor:
             why = "the provider asked to slow down"
         if why is not None:
             self.refusals[key] = why
+            until_ms = max(self.record.backoff.until_ms(key), self.slow_until_ms)
+            self.retry_ms = until_ms if self.retry_ms is None else min(self.retry_ms, until_ms)
             return False
         try:
             offer = self.guard.check(self.record, pool, capacity, now_ms)

@@ -35,3 +35,23 @@ class RealClock:
         clock = getattr(time, "CLOCK_BOOTTIME", None)
         ns = time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)
         return ns // 1_000_000
+
+
+class SteadyClock:
+    """A clock moved ahead so that it never reads less than a journal's last instant.
+
+    A machine whose calendar was set back while no controller ran would else stand still, to
+    its controller, until the calendar has caught up.
+    """
+
+    def __init__(self, clock: Clock, *, not_before_ms: int) -> None:
+        self._clock = clock
+        self._ahead_ms = max(0, not_before_ms - clock.now_ms())
+
+    def now_ms(self) -> int:
+        """Return epoch ms, moved ahead."""
+        return self._clock.now_ms() + self._ahead_ms
+
+    def monotonic_ms(self) -> int:
+        """Return the clock's own."""
+        return self._clock.monotonic_ms()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from surefoot.controller.act import Actor
 from surefoot.controller.agents import Agents, Said, Silent
-from surefoot.controller.clock import Clock
+from surefoot.controller.clock import Clock, SteadyClock
 from surefoot.controller.guard import Guard
 from surefoot.controller.hear import Ears
 from surefoot.controller.lead import Lead
@@ -68,7 +68,6 @@ class Controller:
         on_event: Iterable[Callable[[Event], None]] = (),
     ) -> None:
         self.job, self.provider, self.agents = job, provider, agents
-        self.clock = clock
         self.run_id = run
         self.settings = settings or Settings()
         self.phase = Phase.RUNNING
@@ -77,6 +76,7 @@ class Controller:
         owner = owner or this_process()
         journal = store.acquire(run, owner, now_ms=clock.now_ms(), is_dead=is_dead)
         self.record = Record(journal, self.settings, job=job, history=history, on_event=on_event)
+        self.clock = clock = SteadyClock(clock, not_before_ms=self.record.state.now_ms)
         self.guard = Guard(job, self.settings)
         self._ears = Ears(self.record, self.settings)
         self._lead = Lead(self.record, self._ears, agents, self.settings)
@@ -272,10 +272,11 @@ class Controller:
 
     def _decide(self, now_ms: int) -> None:
         for _ in range(ROUNDS):
-            due = self._revisit_ms is not None and now_ms >= self._revisit_ms
+            again = (self._revisit_ms, self._actor.retry_ms)
+            due = any(at is not None and now_ms >= at for at in again)
             if not (self._dirty or due) or now_ms < self._rejoin_until_ms:
                 return
-            self._dirty = False
+            self._dirty, self._actor.retry_ms = False, None
             self.record.add(*self._ears.flush())  # decide on progress as it is
             decision = self._think(now_ms)
             self.decision, self._revisit_ms = decision, decision.plan.revisit_at_ms
@@ -442,7 +443,11 @@ class Controller:
             self._lead.wake_ms(now_ms, may_join=running),
         ]
         if running:
-            due += [self._revisit_ms, self.guard.exhausted_ms(self.record, now_ms)]
+            due += [
+                self._revisit_ms,
+                self._actor.retry_ms,
+                self.guard.exhausted_ms(self.record, now_ms),
+            ]
         if self._rejoin_until_ms > now_ms:
             due.append(self._rejoin_until_ms)
         if self.phase is Phase.STOPPING:

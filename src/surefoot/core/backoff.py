@@ -77,6 +77,11 @@ class Backoff:
             return None
         return f"{key[0]} {key[1].value} was refused {pause.count} times: {pause.why}"
 
+    def until_ms(self, key: Key) -> int:
+        """Return when something may be launched there again; an instant gone by if it may now."""
+        pause = self.pauses.get(key)
+        return max(self.auth_until_ms, pause.until_ms if pause else 0)
+
     def next_ms(self, now_ms: int) -> int | None:
         """Return when the next pause ends."""
         ends = [p.until_ms for p in self.pauses.values()] + [self.auth_until_ms]

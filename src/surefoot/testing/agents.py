@@ -5,8 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from surefoot.controller.agents import Said, Silent
+from surefoot.core.market import Pool
 from surefoot.core.wire import (
     Broken,
     Finished,
@@ -26,7 +28,20 @@ from surefoot.core.wire import (
 )
 from surefoot.providers.base import Vm
 from surefoot.testing.clock import FakeClock
-from surefoot.testing.provider import FakeProvider
+
+
+class Machines(Protocol):
+    """A cloud on paper, as far as the agents in its VMs need it."""
+
+    on_launch: list[Callable[[Vm, int], None]]
+    on_end: list[Callable[[Vm, int], None]]
+    on_notice: list[Callable[[Vm, int, int], None]]
+
+    def boot(self, pool: Pool) -> tuple[int, float]:
+        """Return (time from launch to ready in ms, speed) of a pool's VMs."""
+
+    def advance(self) -> None:
+        """Let happen what is due up to the clock's instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +96,14 @@ class _Wishes:
 
 
 class FakeAgents:
-    """Implements Agents for all VMs of a FakeProvider, on its clock.
+    """Implements Agents for all VMs of a fake cloud, on its clock.
 
     `total_steps`: Finished is said there. `durable` is the newest durable step.
     """
 
     def __init__(
         self,
-        provider: FakeProvider,
+        provider: Machines,
         clock: FakeClock,
         *,
         pace: Pace | None = None,
@@ -182,8 +197,7 @@ class FakeAgents:
 
     def _booting(self, vm: Vm, at_ms: int) -> None:
         """The agent is there from the launch on; its worker is ready after the boot."""
-        record = self.provider.replay.record(vm.pool)
-        boot_ms, speed = (record.boot_ms, record.speed) if record else (0, 1.0)
+        boot_ms, speed = self.provider.boot(vm.pool)
         worker = self.workers[vm.token] = _Worker(vm.token, vm.address, speed)
         worker.connected = True
         self._at(at_ms, lambda now: self._say(vm.token, Hello(vm.token, "", vm.address), now))

@@ -133,6 +133,11 @@ class FakeProvider:
         """Let coming calls go wrong, each fault once, in this order per kind of call."""
         self.faults += faults
 
+    def boot(self, pool: Pool) -> tuple[int, float]:
+        """Return (boot time in ms, speed) of a pool's VMs, from the trace."""
+        record = self.replay.record(pool)
+        return (record.boot_ms, record.speed) if record else (0, 1.0)
+
     def running(self) -> Sequence[Vm]:
         """Return the VMs that cost money now."""
         self.advance()

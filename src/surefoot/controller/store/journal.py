@@ -108,6 +108,7 @@ class Store:
         except IntegrityError as error:
             raise FencedError(f"run {run} was just taken by another controller") from error
         journal = Journal(self, run, fence=fence, seq=seq, lease_ms=lease_ms)
+        journal.expires_ms = expires
         journal.generation = 0 if row is None else int(row.generation)
         return journal
 
@@ -136,6 +137,8 @@ class Journal:
         self.lease_ms = lease_ms
         self.generation = 0
         """Highest number given to a training group so far."""
+        self.expires_ms = 0
+        """Until when the lease is held."""
         self._link = store.engine.connect()
 
     def append(self, fact: Event, *, now_ms: int | None = None) -> int:
@@ -196,7 +199,8 @@ class Journal:
         self._link.close()
 
     def _hold(self, now_ms: int) -> None:
-        expires = now_ms + self.lease_ms
+        # A fact may be older than the newest renewal, which it must not shorten.
+        self.expires_ms = expires = max(self.expires_ms, now_ms + self.lease_ms)
         held = self._link.execute(
             queries.hold_lease(self.run, fence=self.fence, expires_ms=expires)
         )
