@@ -106,7 +106,7 @@ def forget_the_bill(patch: Any) -> None:
 def number_groups_anew(patch: Any) -> None:
     """Each controller counts its generations from one."""
 
-    def next_generation(self: Journal) -> int:
+    def next_generation(self: Journal, *, above: int = 0) -> int:
         self.generation = getattr(self, "_count", 0) + 1
         self._count = self.generation
         return self.generation

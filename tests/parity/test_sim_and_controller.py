@@ -123,14 +123,16 @@ def story(events: list[Event], run: str) -> Story:
     )
 
 
-def same(lived: list[Any], told: list[Any]) -> None:
+def same(lived: list[Any], told: list[Any], *, within_ms: int = TOLERANCE_MS) -> None:
     """Assert equal facts in equal order, at instants that differ by a save's stalls at most.
 
     A save begins a step earlier in one shell than in the other, which shifts step boundaries.
+    Groups change at step boundaries: when one falls a few ms before the order to leave in one
+    shell and after it in the other, they change a whole step apart, so that is allowed for them.
     """
     assert [row[1:] for row in lived] == [row[1:] for row in told]
     for here, there in zip(lived, told, strict=True):
-        assert abs(here[0] - there[0]) <= TOLERANCE_MS, (here, there)
+        assert abs(here[0] - there[0]) <= within_ms, (here, there)
 
 
 def live(job: Job, trace: Trace, path: Path) -> list[Event]:
@@ -178,4 +180,4 @@ def test_simulator_and_controller_decide_the_same(
     same(lived.decided, told.decided)
     same(lived.launched, told.launched)
     same(lived.lost, told.lost)
-    same(lived.groups, told.groups)
+    same(lived.groups, told.groups, within_ms=PACE.step_ms + TOLERANCE_MS)

@@ -89,6 +89,8 @@ def test_numbers_of_generations_rise_over_controllers(store: Store) -> None:
     second = store.acquire("a", "me", now_ms=0)
     assert second.generation == 2
     assert second.next_generation() == 3
+    assert second.next_generation(above=40) == 41
+    assert second.next_generation(above=7) == 42
 
 
 def test_a_lease_of_a_process_that_died_is_taken_over_at_once(store: Store) -> None:

@@ -46,6 +46,8 @@ class Ears:
     settings: Settings
     generation: int = 0
     """The newest announced generation."""
+    path_generation: int = 0
+    """The newest number under which the checkpoint path was claimed, as workers found it."""
     members: dict[int, tuple[str, ...]] = field(default_factory=dict)
     ready: dict[str, int] = field(default_factory=dict)
     """Since when a worker is warm and heard."""
@@ -89,7 +91,7 @@ class Ears:
                 return [MetricSeen(now_ms, metric.name, metric.value, metric.step)]
             case Finished() as finished:
                 self.finished = finished.step
-                return self.flush()
+                return [*self.flush(), *self._reached(finished.step, now_ms)]
             case _:
                 return []
 
@@ -114,6 +116,16 @@ class Ears:
         self._journaled_ms = pending.at_ms
         return [pending]
 
+    def _reached(self, step: int, now_ms: int) -> list[Event]:
+        """Return the fact that training got to `step`, where no report has said so: steps that
+        were done within a second of the end are not reported one by one."""
+        progress = self.record.state.progress
+        known = max(progress.steps_done, self.newest.step if self.newest else 0)
+        if step <= known:
+            return []
+        step_ms = self.newest.step_ms if self.newest else progress.step_ms
+        return [StepsDone(now_ms, step, step_ms)]
+
     def _hello(self, vm: Instance, now_ms: int) -> list[Event]:
         """An agent that comes back after a controller's restart has a worker that is warm."""
         if vm.state not in (InstanceState.REQUESTED, InstanceState.STARTING):
@@ -123,6 +135,7 @@ class Ears:
     def _ready(self, vm: Instance, ready: Ready, now_ms: int) -> list[Event]:
         self.ready[vm.token] = now_ms
         self.exited.discard(vm.token)
+        self.path_generation = max(self.path_generation, ready.path_generation)
         booting = vm.state in (InstanceState.STARTING, InstanceState.NOTICED)
         if not booting or vm.ready_ms is not None:
             return []

@@ -99,7 +99,7 @@ class Lead:
         if not change.members:
             self._dissolved(change, now_ms)
             return
-        number = self.record.journal.next_generation()
+        number = self.record.journal.next_generation(above=self.ears.path_generation)
         # A controller that took over and knows of no group cannot name the dead of an older one:
         # whoever still waits for them in a collective is cut loose.
         unknown = self.group.number == 0 and number > 1

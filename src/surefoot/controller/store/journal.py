@@ -175,10 +175,15 @@ class Journal:
         with self._link.begin():
             self._hold(now_ms)
 
-    def next_generation(self) -> int:
-        """Return a number for a training group, higher than any given before for this run."""
+    def next_generation(self, *, above: int = 0) -> int:
+        """Return a number for a training group, higher than any given before for this run.
+
+        And higher than `above`: the number under which the checkpoint path was last claimed, so
+        that a run with a new journal may go on where an older one saved.
+        """
+        raising = queries.raise_generation(self.run, fence=self.fence, above=above)
         with self._link.begin():
-            raised = self._link.execute(queries.raise_generation(self.run, fence=self.fence))
+            raised = self._link.execute(raising)
             self._check(raised.rowcount)
             self.generation = int(self._link.execute(queries.lease_of(self.run)).one().generation)
         return self.generation

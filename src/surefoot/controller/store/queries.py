@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, func, insert, select, update
+from sqlalchemy import Insert, Select, Update, case, func, insert, select, update
 
 from surefoot.controller.store.schema import events, leases
 
@@ -63,10 +63,12 @@ def hold_lease(run: str, *, fence: int, expires_ms: int) -> Update:
     )
 
 
-def raise_generation(run: str, *, fence: int) -> Update:
-    """Count up the number for training groups; touches no row once the fence has moved on."""
+def raise_generation(run: str, *, fence: int, above: int) -> Update:
+    """Count up the number for training groups, to more than `above`; touches no row once the
+    fence has moved on."""
+    old = leases.c.generation
     return (
         update(leases)
         .where(leases.c.run == run, leases.c.fence == fence)
-        .values(generation=leases.c.generation + 1)
+        .values(generation=case((old < above, above), else_=old) + 1)
     )
