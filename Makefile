@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.made
 DEV    := $(VENV)/.made-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench chaos docs clean
+.PHONY: help setup demo test check bench chaos chaos-train docs clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-7s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv with the versions of constraints.txt
 
@@ -44,6 +44,9 @@ bench: $(DEV) ## every benchmark, quick; fails if a bar is missed
 
 chaos: $(DEV) ## 300 storms round the controller; SEED=17 repeats one
 	$(BIN)/python -m surefoot.testing.chaos $(if $(SEED),--seed $(SEED),--seeds 300)
+
+chaos-train: $(DEV) ## random faults on real training for ten minutes; SEED=17 repeats one
+	$(BIN)/python benchmarks/chaos_train.py $(if $(SEED),--seed $(SEED),--minutes 10)
 
 docs: $(DEV) ## check that the pages' links and commands hold
 	$(BIN)/python -m pytest tests/tidy/test_docs.py
