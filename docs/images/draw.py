@@ -1,4 +1,4 @@
-"""Draws the README's pictures from a real run's folder: python docs/images/draw.py demo-out 150."""
+"""Draws the README's pictures from a real run's folder: python docs/images/draw.py demo-out 121."""
 
 from __future__ import annotations
 
