@@ -5,7 +5,7 @@ The simulator and the controller both ask here, so that both think at the same i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.core.decide import Observation, Policy, decide
@@ -127,15 +127,40 @@ class _Steady:
 
     def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
         """Return the forecast for one pool, perhaps one made before."""
+        own = self._own(pool)
+        known = self._known(pool, own, now_ms)
+        if known is not None:
+            return known
+        return self._remember(pool, self._inner.predict(pool, now_ms=now_ms), own, now_ms)
+
+    def predict_together(self, pools: Sequence[Pool], *, now_ms: int) -> dict[Pool, Forecast]:
+        """Return `predict` of each pool; those to be worked out anew are so in one go."""
+        own = {pool: self._own(pool) for pool in pools}
+        found = {pool: self._known(pool, own[pool], now_ms) for pool in pools}
+        stale = tuple(pool for pool, forecast in found.items() if forecast is None)
+        many = getattr(self._inner, "predict_many", None)
+        if many is not None and stale:
+            fresh = many(stale, now_ms=now_ms)
+        else:
+            fresh = {pool: self._inner.predict(pool, now_ms=now_ms) for pool in stale}
+        return {
+            pool: forecast or self._remember(pool, fresh[pool], own[pool], now_ms)
+            for pool, forecast in found.items()
+        }
+
+    def _own(self, pool: Pool) -> int:
         record = self._history.pools.get(pool)
-        own = _facts(record) if record is not None else 0
+        return _facts(record) if record is not None else 0
+
+    def _known(self, pool: Pool, own: int, now_ms: int) -> Forecast | None:
+        """Return the forecast made before, if it still holds."""
         made = self._made.get(pool)
-        if made is not None and made.own == own:
-            age_ms = now_ms - made.at_ms
-            limit_ms = REMEMBERED_MS if made.every == self._facts else ELSEWHERE_MS
-            if age_ms < limit_ms:
-                return made.forecast
-        forecast = self._inner.predict(pool, now_ms=now_ms)
+        if made is None or made.own != own:
+            return None
+        limit_ms = REMEMBERED_MS if made.every == self._facts else ELSEWHERE_MS
+        return made.forecast if now_ms - made.at_ms < limit_ms else None
+
+    def _remember(self, pool: Pool, forecast: Forecast, own: int, now_ms: int) -> Forecast:
         self._made[pool] = _Made(forecast, now_ms, own, self._facts)
         return forecast
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,10 @@ class Hazard:
     rate_per_h: Floats
     near_h: tuple[float, ...] = ()
     near: Floats | None = None
+    lives: dict[tuple[float, float], float] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """Mean lives worked out so far, by (age, horizon) in hours: a hazard never changes."""
 
     def at(self, age_h: float) -> float:
         """Return the present hazard in losses per VM-hour at an age in hours."""
@@ -179,6 +183,20 @@ class Forecasts(Mapping[Pool, Forecast]):
                 self._known[pool] = self._beliefs.predict(pool, now_ms=self._now_ms)
             found = self._known[pool]
         return found
+
+    def get(self, pool: Pool, default: Any = None) -> Any:
+        """Return the forecast of one of the pools, else the default."""
+        found = self._known.get(pool)
+        if found is not None:
+            return found
+        return self[pool] if pool in self._pools else default
+
+    def items(self) -> ItemsView[Pool, Forecast]:
+        """Return every forecast; those that are not known yet are worked out in one go."""
+        together = getattr(self._beliefs, "predict_together", None)
+        if together is not None and len(self._known) < len(self._pools):
+            self._known = together(tuple(self._pools), now_ms=self._now_ms)
+        return super().items()
 
     def __contains__(self, pool: object) -> bool:
         """Return whether the pool is one of these, without a prediction."""

@@ -25,9 +25,16 @@ def mean_life_h(hazard: Hazard, age_h: float, horizon_h: float) -> float:
 
     The integral of the survival function, in closed form over the hazard's steps.
     """
+    known = hazard.lives.get((age_h, horizon_h))
+    if known is None:
+        known = hazard.lives[age_h, horizon_h] = _mean_life_h(hazard, age_h, horizon_h)
+    return known
+
+
+def _mean_life_h(hazard: Hazard, age_h: float, horizon_h: float) -> float:
     edges = np.append(hazard.edges_h, np.inf)
-    low = np.clip(edges[:-1], age_h, age_h + horizon_h)
-    span = np.clip(edges[1:], age_h, age_h + horizon_h) - low
+    within = np.minimum(np.maximum(edges, age_h), age_h + horizon_h)
+    span = within[1:] - within[:-1]
     losses = span * hazard.rate_per_h
     alive = np.exp(-(np.cumsum(losses) - losses))
     small = losses < 1e-9

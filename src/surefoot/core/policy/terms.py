@@ -177,14 +177,13 @@ def allowed(job: Job, seen: Observation, capacity: Capacity) -> tuple[Offering, 
 def over_cap(job: Job, seen: Observation) -> tuple[Offering, ...]:
     """Return the offerings that only the price cap forbids."""
     cap = job.limits.max_price_micro_usd_h
+    if cap is None:
+        return ()
     pools = frozenset(job.pools)
     return tuple(
         o
         for o in sorted(seen.state.market.offerings, key=lambda o: (o.pool, o.capacity.value))
-        if o.pool in pools
-        and o.capacity in job.capacities
-        and cap is not None
-        and o.price_micro_usd_h > cap
+        if o.pool in pools and o.capacity in job.capacities and o.price_micro_usd_h > cap
     )
 
 
