@@ -128,13 +128,14 @@ class Fleet:
         pool: Pool | None = None,
     ) -> tuple[Instance, ...]:
         """Return the VMs in any of `states` (all states if none is named), filtered."""
-        return tuple(
-            i
-            for i in self
-            if (not states or i.state in states)
-            and (capacity is None or i.capacity is capacity)
-            and (pool is None or i.pool == pool)
-        )
+        found = list(self.instances.values())
+        if states:
+            found = [i for i in found if i.state in states]
+        if capacity is not None:
+            found = [i for i in found if i.capacity is capacity]
+        if pool is not None:
+            found = [i for i in found if i.pool == pool]
+        return tuple(found)
 
     def speed(self, *states: InstanceState, capacity: Capacity | None = None) -> float:
         """Return the VMs' worth (sum of speeds) of the selected VMs."""

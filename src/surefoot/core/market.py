@@ -57,6 +57,9 @@ class Market:
     at_ms: int
     offerings: tuple[Offering, ...] = ()
     _by_key: Mapping[tuple[Pool, Capacity], Offering] = field(init=False, repr=False, compare=False)
+    _sorted: dict[Capacity, tuple[Offering, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         table = {(o.pool, o.capacity): o for o in self.offerings}
@@ -70,9 +73,11 @@ class Market:
 
     def of(self, capacity: Capacity) -> Iterator[Offering]:
         """Yield the offerings of one capacity kind, in pool order (never in list order)."""
-        yield from sorted(
-            (o for o in self.offerings if o.capacity is capacity), key=lambda o: o.pool
-        )
+        known = self._sorted.get(capacity)
+        if known is None:
+            fit = (o for o in self.offerings if o.capacity is capacity)
+            known = self._sorted[capacity] = tuple(sorted(fit, key=lambda o: o.pool))
+        yield from known
 
     def updated(self, offerings: Iterable[Offering], *, at_ms: int) -> Market:
         """Merge newer offerings into this market; pools not named keep their last price."""

@@ -20,6 +20,8 @@ PRIOR_UP = 0.6
 CHAIN_H: tuple[float, ...] = (2.0, 2.0, 2.0, 2.0, 1.0, 0.5)
 """Hours that the belief at the next longer memory is worth at each memory."""
 FAST_H: tuple[float, ...] = (1.0, 6.0)
+SIBLING_MEMORIES: tuple[int, ...] = (0, 4, 3)
+"""Memories at which siblings count: the long run, 1 h, 6 h."""
 
 AGE_BINS_H: tuple[float, ...] = (
     *(0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 22.0),
@@ -146,12 +148,14 @@ def _up_columns(sums: Floats) -> list[Floats]:
 def _others(raw: Raw) -> dict[tuple[str, int], Floats]:
     """Return each row's siblings' sums [shares, held, up, known], by scope and memory."""
     out: dict[tuple[str, int], Floats] = {}
+    own = raw.sums[:, 1:, list(SIBLING_MEMORIES)].reshape(len(raw.sums), -1)
+    width = own.shape[1]
     for scope, group in (("region", raw.region), ("all", raw.moment)):
         many = int(group.max()) + 1 if len(group) else 0
-        for k in (0, 4, 3):
-            own = raw.sums[:, 1:, k]
-            total = np.stack([np.bincount(group, own[:, q], many) for q in range(4)], axis=1)
-            out[scope, k] = np.maximum(total[group] - own, 0.0)
+        cells = (group[:, None] * width + np.arange(width)).ravel()
+        total = np.bincount(cells, own.ravel(), many * width).reshape(many, width)
+        rest = np.maximum(total[group] - own, 0.0).reshape(-1, 4, len(SIBLING_MEMORIES))
+        out.update({(scope, k): rest[:, :, i] for i, k in enumerate(SIBLING_MEMORIES)})
     return out
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from surefoot.core.decide import Observation
-from surefoot.core.fleet import STAYING, InstanceState
+from surefoot.core.fleet import STAYING, Instance, InstanceState
 from surefoot.core.forecast.port import Forecast
 from surefoot.core.job import Job
 from surefoot.core.market import Capacity, Offering, Pool
@@ -40,6 +40,42 @@ def present_home(seen: Observation) -> Region | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What one choice looks at, sorted out by region once."""
+
+    job: Job
+    seen: Observation
+    sums: Economics
+    floor: float
+    spot: Mapping[Region, Sequence[Offering]]
+    safe: Mapping[Region, Sequence[Offering]]
+    staying: Mapping[Pool, Sequence[Instance]]
+    """Spot VMs by pool."""
+    reaches: dict[Region, float] = field(default_factory=dict)
+
+    def reach(self, region: Region) -> float:
+        """Return the spot worth that a region is expected to give now, up to the ceiling."""
+        known = self.reaches.get(region)
+        if known is None:
+            known = self.reaches[region] = _reach(self, self.spot.get(region, ()))
+        return known
+
+
+def _by_region(offers: Sequence[Offering]) -> Mapping[Region, Sequence[Offering]]:
+    found: dict[Region, list[Offering]] = {}
+    for offer in offers:
+        found.setdefault(region_of(offer.pool), []).append(offer)
+    return found
+
+
+def _by_pool(vms: Sequence[Instance]) -> Mapping[Pool, Sequence[Instance]]:
+    found: dict[Pool, list[Instance]] = {}
+    for vm in vms:
+        found.setdefault(vm.pool, []).append(vm)
+    return found
+
+
 def choose_place(
     job: Job,
     seen: Observation,
@@ -59,16 +95,18 @@ def choose_place(
     if not job.one_region:
         return Place(None)
     here = present_home(seen)
-    if here is None:
-        return Place(_first(job, seen, sums, spot, safe, floor=floor))
-    if sums.alternative is None:
+    if here is not None and sums.alternative is None:
         return Place(here)
-    mine = _profit(job, seen, sums, spot, safe, here, floor=floor)
+    staying = _by_pool(seen.state.fleet.select(*STAYING, capacity=Capacity.SPOT))
+    scene = _Scene(job, seen, sums, floor, _by_region(spot), _by_region(safe), staying)
+    if here is None:
+        return Place(_first(scene, spot, safe))
+    mine, short = _profit(scene, here), shortage_h(seen, sums, spot, here)
     best, gain, text = here, 0.0, ""
-    for region in sorted({region_of(o.pool) for o in spot} - {here}):
-        theirs = _profit(job, seen, sums, spot, safe, region, floor=floor)
-        span_h = _span_h(seen, sums, spot, here, region)
-        cost = _move_cost(job, seen, sums, spot, region) + move_micro_usd
+    for region in sorted(scene.spot.keys() - {here}):
+        theirs = _profit(scene, region)
+        span_h = _span_h(scene, region, short)
+        cost = _move_cost(scene, region) + move_micro_usd
         net = (theirs - mine) * span_h - cost
         if net > gain:
             best, gain = region, net
@@ -79,31 +117,22 @@ def choose_place(
     return Place(best, moving=best != here, note=text)
 
 
-def _first(
-    job: Job,
-    seen: Observation,
-    sums: Economics,
-    spot: Sequence[Offering],
-    safe: Sequence[Offering],
-    *,
-    floor: float,
-) -> Region | None:
+def _first(scene: _Scene, spot: Sequence[Offering], safe: Sequence[Offering]) -> Region | None:
     """Return where to begin (again): the most profitable region, else any with offers."""
-    regions = sorted({region_of(o.pool) for o in (*spot, *safe)})
-    if sums.alternative is None or not regions:
-        return settle(seen, spot, safe)
-    profit = {r: _profit(job, seen, sums, spot, safe, r, floor=floor) for r in regions}
+    regions = sorted({*scene.spot, *scene.safe})
+    if scene.sums.alternative is None or not regions:
+        return settle(scene.seen, spot, safe)
+    profit = {r: _profit(scene, r) for r in regions}
     return min(regions, key=lambda r: (-profit[r], r))
 
 
-def _reach(job: Job, seen: Observation, sums: Economics, offers: Sequence[Offering]) -> float:
-    """Return the spot worth that a region is expected to give now, up to the ceiling."""
-    most = max(job.throughput.ceiling, float(job.num_nodes))
+def _reach(scene: _Scene, offers: Sequence[Offering]) -> float:
+    most = max(scene.job.throughput.ceiling, float(scene.job.num_nodes))
     total = 0.0
     for offer in offers:
-        staying = seen.state.fleet.select(*STAYING, capacity=Capacity.SPOT, pool=offer.pool)
+        staying = scene.staying.get(offer.pool, ())
         total += sum(vm.speed for vm in staying)
-        total += _more(seen, sums.forecast, offer, len(staying), most) * offer.speed
+        total += _more(scene.seen, scene.sums.forecast, offer, len(staying), most) * offer.speed
     return min(most, total)
 
 
@@ -124,39 +153,22 @@ def _more(
     return max(0.0, belief.launch_odds * (max(belief.holdable, 1.0) - staying))
 
 
-def _profit(
-    job: Job,
-    seen: Observation,
-    sums: Economics,
-    spot: Sequence[Offering],
-    safe: Sequence[Offering],
-    region: Region,
-    *,
-    floor: float,
-) -> float:
+def _profit(scene: _Scene, region: Region) -> float:
     """Return micro-dollars per hour: speed at the on-demand price less the fleet's cost."""
+    sums, floor = scene.sums, scene.floor
     value = sums.alternative or 0.0
-    cheap = [o for o in spot if region_of(o.pool) == region]
-    dear = [o for o in safe if region_of(o.pool) == region]
-    reach = _reach(job, seen, sums, cheap)
+    cheap, dear = scene.spot.get(region, ()), scene.safe.get(region, ())
     price = min((sums.price(o, 0) for o in cheap), default=value)
     fill_price = min((sums.list_price(o) for o in dear), default=2 * value)
-    size = 0.0 if price >= value else reach
+    size = 0.0 if price >= value else scene.reach(region)
     missing = max(0.0, floor - size)
     return value * sums.shape.at(max(size, floor)) - price * size - fill_price * missing
 
 
-def _span_h(
-    seen: Observation,
-    sums: Economics,
-    spot: Sequence[Offering],
-    here: Region,
-    there: Region,
-) -> float:
+def _span_h(scene: _Scene, there: Region, short_h: float) -> float:
     """Return how long the difference should last: their VMs' lives, our shortage."""
-    theirs = [o for o in spot if region_of(o.pool) == there]
-    life = max((sums.life_h(o) for o in theirs), default=0.0)
-    return min(life, max(shortage_h(seen, sums, spot, here), hours(60_000)))
+    life = max((scene.sums.life_h(o) for o in scene.spot.get(there, ())), default=0.0)
+    return min(life, max(short_h, hours(60_000)))
 
 
 def shortage_h(
@@ -185,14 +197,11 @@ def residual_h(belief: Forecast) -> float:
     return mean_life_h(belief.drought, age, LONGEST_H)
 
 
-def _move_cost(
-    job: Job, seen: Observation, sums: Economics, spot: Sequence[Offering], region: Region
-) -> float:
+def _move_cost(scene: _Scene, region: Region) -> float:
     """Return what a move costs, micro-dollars, without the transfer: a second fleet's boot,
     two pauses and one load."""
-    theirs = [o for o in spot if region_of(o.pool) == region]
-    size = _reach(job, seen, sums, theirs)
+    sums, theirs = scene.sums, scene.spot.get(region, ())
     price = min((sums.list_price(o) for o in theirs), default=0.0)
-    load_h = hours(seen.state.save_cost.restore_ms)
+    load_h = hours(scene.seen.state.save_cost.restore_ms)
     pauses = (2 * sums.pause_h + load_h) * sums.size * (sums.alternative or 0.0)
-    return price * size * sums.boot_h + pauses
+    return price * scene.reach(region) * sums.boot_h + pauses

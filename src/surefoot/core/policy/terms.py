@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from surefoot.core.plan import Launch, Memory, Plan
 from surefoot.core.units import MS_PER_HOUR, hours, usd
 
 EPS = 1e-9
+
+BILLED = tuple(sorted(HELD | STAYING, key=lambda s: s.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +198,10 @@ def price_of(seen: Observation, vm: Instance) -> int:
 
 def burn_micro_usd_h(seen: Observation) -> int:
     """Return what the held and requested VMs cost per hour now."""
-    states = HELD | STAYING
-    return sum(price_of(seen, vm) for vm in seen.state.fleet if vm.state in states)
+    vms = seen.state.fleet.select(*BILLED)
+    counts = Counter((vm.pool, vm.capacity) for vm in vms)
+    get = seen.state.market.get
+    return sum(n * o.price_micro_usd_h for key, n in counts.items() if (o := get(*key)))
 
 
 def closing_ms(seen: Observation) -> int:
