@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event as Pause
 from typing import Annotated
@@ -14,36 +13,10 @@ from rich.text import Text
 from surefoot.cli import frame, outdir, stop
 from surefoot.core.event import InstanceLaunched
 from surefoot.errors import ConfigError, NotBuiltError
-from surefoot.report.clean import clean
+from surefoot.report.logfile import LOGS, Log, log_paths
 from surefoot.report.words import short
 
 LOOK_S = 0.25
-LOGS = {"worker": "worker.log", "agent": "agent.log"}
-LINE = 4_000
-
-
-@dataclass(slots=True)
-class Log:
-    """One log file that is read as it grows; a line is given once it is whole."""
-
-    path: Path
-    name: str
-    offset: int = 0
-    _rest: bytes = field(default=b"")
-
-    def new_lines(self, *, last: bool = False) -> list[str]:
-        """Return the lines since the last call; with `last` also one without its line feed."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self.offset += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if last and self._rest:
-            whole, self._rest = [*whole, self._rest], b""
-        return [clean(line.decode("utf-8", "replace"), limit=LINE, lines=True) for line in whole]
 
 
 def logs(
@@ -80,7 +53,7 @@ def logs(
     for log in files:
         show(log, list(deque(log.new_lines(last=not follow), maxlen=tail)))
     seen = {log.path: log for log in files}
-    while follow and stop.leader_of(folder, found.card.run) is not None:
+    while follow and stop.leader_of(folder / outdir.JOURNAL, found.card.run) is not None:
         Pause().wait(LOOK_S)
         for log in _logs(folder, name, _known(outdir.read(folder)), wanted):
             seen.setdefault(log.path, log)
@@ -107,6 +80,6 @@ def _wanted(known: dict[str, str], vm: str) -> str:
 
 def _logs(folder: Path, name: str, known: dict[str, str], wanted: str | None) -> list[Log]:
     """Return the logs there are, in order of launch."""
-    paths = {path.parent.name: path for path in (folder / "vms").rglob(name)}
+    paths = log_paths(folder, name)
     order = [i for i in known if i in paths]
     return [Log(paths[i], known[i]) for i in order if wanted in (None, i)]

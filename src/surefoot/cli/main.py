@@ -28,7 +28,7 @@ VERBS = {
     "logs": "surefoot.cli.logs",
     "events": "surefoot.cli.events",
     "doctor": "surefoot.cli.doctor",
-    "dashboard": "surefoot.cli.dashboard",
+    "dashboard": "surefoot.web.dashboard",
 }
 """Verb -> module with a function or Typer app of the same name."""
 

@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from surefoot.config import JobFile
 from surefoot.controller.store import Store
 from surefoot.core.event import Event, RunEnded, RunStarted
-from surefoot.core.job import Job, Throughput, Work
-from surefoot.core.market import Pool
 from surefoot.errors import ConfigError
+from surefoot.report.card import CARD as CARD
+from surefoot.report.card import JOURNAL as JOURNAL
+from surefoot.report.card import Card as Card
+from surefoot.report.card import read_card as read_card
 from surefoot.report.strict import strict_json
 
 WHICH = "The run's `out` folder; without it the newest one here."
-JOURNAL, CARD, SUMMARY, REPORT = "journal.db", "run.json", "summary.json", "report.html"
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a run's folder says about itself: enough to report on it without its job file."""
-
-    run: str
-    name: str
-    num_nodes: int
-    policy: str
-    pools: tuple[str, ...] = ()
-    steps: int | None = None
-    floor: float = 0.0
-    ceiling: float = 0.0
-    job_file: str = ""
-    started_ms: int = 0
-    settings: dict[str, str] = field(default_factory=dict)
-    """What the run is led by, key by key (see terms.py)."""
-
-    def job(self) -> Job:
-        """Return the terms that reports need."""
-        floor = min(self.floor, max(self.ceiling, self.floor))
-        return Job(
-            name=self.name,
-            num_nodes=self.num_nodes,
-            pools=tuple(Pool.parse(pool) for pool in self.pools),
-            throughput=Throughput(floor, max(self.ceiling, floor)),
-            work=Work(total_steps=self.steps),
-            policy=self.policy,
-        )
+SUMMARY, REPORT = "summary.json", "report.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +136,3 @@ def _set_aside(folder: Path) -> None:
             )
         shutil.rmtree(previous)
     folder.rename(previous)
-
-
-def read_card(folder: Path) -> Card | None:
-    """Return the folder's card; None when there is none that can be read."""
-    try:
-        body: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        known = {k: body[k] for k in Card.__slots__ if k in body}
-        known["pools"] = tuple(known.get("pools", ()))
-        return Card(**known)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None

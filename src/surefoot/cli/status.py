@@ -10,11 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.cli import frame, live, outdir
-from surefoot.report import Story, figures
+from surefoot.report import Story
 from surefoot.report.clean import clean
 from surefoot.report.numbers import rows_of
-
-LAST_LINES = 8
+from surefoot.report.standing import standing
 
 
 def status(
@@ -33,24 +32,8 @@ def status(
 
 def status_of(found: outdir.Found, story: Story) -> dict[str, Any]:
     """Return the state of a run as JSON values."""
-    progress = story.state.progress
-    return {
-        "folder": str(found.folder),
-        "run": found.card.run,
-        "name": found.card.name,
-        "state": found.outcome or ("under way" if found.events else "not begun"),
-        "step": progress.steps_done,
-        "total_steps": found.card.steps,
-        "steps_safe": progress.steps_safe,
-        "members": progress.members,
-        "vms": [
-            {"pool": pool, "capacity": capacity, **{s.value: n for s, n in counts.items()}}
-            for pool, capacity, counts in story.fleet_rows()
-        ],
-        "last_event_ms": found.events[-1].at_ms if found.events else None,
-        "figures": figures(story),
-        "events": [{"at_ms": at, "text": text} for at, (_, text) in story.recent(LAST_LINES)],
-    }
+    state = found.outcome or ("under way" if found.events else "not begun")
+    return {"folder": str(found.folder), **standing(found.card, story, state)}
 
 
 def _print(found: outdir.Found, story: Story, body: dict[str, Any]) -> None:

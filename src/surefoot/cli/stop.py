@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event as Pause
 from typing import Annotated
@@ -13,22 +10,11 @@ import typer
 from rich.text import Text
 
 from surefoot.cli import frame, outdir
-from surefoot.controller.clock import RealClock
-from surefoot.controller.recover import is_dead, this_process
-from surefoot.controller.store import Store
-from surefoot.controller.store.queries import lease_of
+from surefoot.controller.leader import Leader, ask_to_stop, here
+from surefoot.controller.leader import leader_of as leader_of
 from surefoot.errors import ConfigError, SurefootError
 
 LOOK_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """The process that leads a run, by its lease."""
-
-    host: str
-    pid: int
-    is_alive: bool
 
 
 def stop(
@@ -41,17 +27,16 @@ def stop(
     The same `surefoot run` resumes it. A run on another host is named, not touched."""
     folder = out or outdir.newest()
     found = outdir.read(folder)
-    leader = leader_of(folder, found.card.run)
+    leader = leader_of(folder / outdir.JOURNAL, found.card.run)
     if leader is None or not leader.is_alive:
         _say(found, "nothing leads it", as_json=as_json)
         return
-    here = this_process().rpartition(":")[0]
-    if leader.host != here:
+    if leader.host != here():
         raise ConfigError(
             f"run {found.card.run} is led by process {leader.pid} on {leader.host}, not here",
             hint=f"on {leader.host}: surefoot stop {folder}",
         )
-    os.kill(leader.pid, signal.SIGTERM)
+    ask_to_stop(leader)
     if wait <= 0:
         _say(found, f"asked process {leader.pid} to stop", as_json=as_json)
         return
@@ -59,28 +44,10 @@ def stop(
     _say(outdir.read(folder), "stopped", as_json=as_json)
 
 
-def leader_of(folder: Path, run: str) -> Leader | None:
-    """Return who leads the run now; None when its lease is given back, run out, or never was."""
-    if not (folder / outdir.JOURNAL).exists():
-        return None
-    store = Store(folder / outdir.JOURNAL)
-    try:
-        with store.engine.connect().execution_options(reading=True) as link:
-            row = link.execute(lease_of(run)).one_or_none()
-    finally:
-        store.close()
-    if row is None or row.expires_ms <= RealClock().now_ms():
-        return None
-    host, _, pid = str(row.owner).rpartition(":")
-    if not pid.isdigit():
-        return None
-    return Leader(host, int(pid), is_alive=not is_dead(row.owner))
-
-
 def _wait(folder: Path, run: str, leader: Leader, wait_s: int) -> None:
     """Wait until the run has no leader any more. Raises SurefootError when it takes too long."""
     for _ in range(int(wait_s / LOOK_S)):
-        now = leader_of(folder, run)
+        now = leader_of(folder / outdir.JOURNAL, run)
         if now is None or not now.is_alive or now.pid != leader.pid:
             return
         Pause().wait(LOOK_S)

@@ -60,6 +60,12 @@ class Account:
         """Return the bill split by pool."""
         return self._ledger.by_pool()
 
+    def cost_of(
+        self, pool: Pool, capacity: Capacity, begun_ms: int, end_ms: int | None = None
+    ) -> tuple[int, int]:
+        """Return (micro-dollars, ms without a known price) of one VM, ended or still held."""
+        return self._ledger.cost_of((pool, capacity), begun_ms, end_ms)
+
     @property
     def counts(self) -> Counts:
         """Preemptions, fallbacks, returns, growth, saves and steps so far."""

@@ -168,6 +168,14 @@ class Ledger:
         late = line.integral(max(to_ms, begin))[0] - line.integral(begin)[0]
         return _rounded(early * price + late)
 
+    def cost_of(self, key: Key, begun_ms: int, end_ms: int | None = None) -> tuple[int, int]:
+        """Return (micro-dollars, ms without a price) of one VM held from `begun_ms` on.
+
+        Up to `end_ms`, or to the newest event; its minimum billing included.
+        """
+        cost, unknown = self._span(key, begun_ms, max(begun_ms, end_ms or self._now_ms))
+        return _rounded(cost), unknown
+
     def _priced(self, offerings: Iterable[Offering], at_ms: int) -> None:
         for offering in offerings:
             key = (offering.pool, offering.capacity)

@@ -23,7 +23,7 @@ from surefoot.core.event import (
     StepsDone,
     apply,
 )
-from surefoot.core.fleet import HELD, Ending, InstanceState
+from surefoot.core.fleet import HELD, Ending, Instance, InstanceState
 from surefoot.core.job import Job
 from surefoot.core.market import Capacity, Pool
 from surefoot.core.plan import Decision
@@ -32,6 +32,7 @@ from surefoot.report.words import Line, Tone, say
 
 ENOUGH_POINTS = 3_000
 ENOUGH_LINES = 5_000
+MOST_MONEY = 2_000
 
 
 @dataclass(slots=True)
@@ -101,6 +102,10 @@ class Story:
     steps: Course = field(default_factory=Course)
     losses: dict[int, float] = field(default_factory=dict)
     """Training loss by step; a step done again has the value of its last attempt."""
+    former_losses: deque[tuple[int, float]] = field(
+        default_factory=lambda: deque(maxlen=ENOUGH_POINTS)
+    )
+    """(step, loss) of attempts that were thrown away, kept apart from `losses`."""
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     lines: deque[tuple[int, Line]] = field(default_factory=lambda: deque(maxlen=ENOUGH_LINES))
@@ -114,6 +119,8 @@ class Story:
     ending: RunEnded | None = None
 
     _refusing: set[tuple[Pool, Capacity]] = field(default_factory=set)
+    _held: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    """VMs that are billed now, by whether they are spot."""
 
     def __post_init__(self) -> None:
         self.account = Account(self.job)
@@ -130,11 +137,13 @@ class Story:
             self.lines.append((event.at_ms, line))
             self.told += 1
         self._mark(event)
+        token = getattr(event, "token", "")
+        before = self.state.fleet.get(token)
         self.state = apply(self.state, event)
         self.account.add(event)
         self._note(event)
         self._money(event)
-        self._count(event.at_ms)
+        self._count(event.at_ms, before, self.state.fleet.get(token))
 
     def _note(self, event: Event) -> None:
         match event:
@@ -161,7 +170,7 @@ class Story:
     def _forget_after(self, step: int) -> None:
         """Drop losses of steps that were thrown away: one value a step, the last attempt's."""
         for later in [s for s in self.losses if s > step]:
-            del self.losses[later]
+            self.former_losses.append((later, self.losses.pop(later)))
 
     def _is_old_news(self, event: Event) -> bool:
         """Whether a pool refuses once more without having granted anything in between."""
@@ -190,19 +199,28 @@ class Story:
                 pass
 
     def _money(self, event: Event) -> None:
-        """Advance what is spent, and what the on-demand fleet of the size asked for would be."""
+        """Advance what is spent, and what the on-demand fleet of the size asked for would be.
+
+        No more often than a chart of the run can show, and once more at its end.
+        """
         if self.began_ms is None:
+            return
+        newest_ms = self.spent.points[-1][0] if self.spent.points else self.began_ms
+        crowded = (event.at_ms - newest_ms) * MOST_MONEY < event.at_ms - self.began_ms
+        if crowded and not isinstance(event, RunEnded):
             return
         self.spent.add(event.at_ms, usd(self.account.bill.total))
         reference = self.account.on_demand_same_time()
         if reference is not None:
             self.reference.add(event.at_ms, usd(reference))
 
-    def _count(self, at_ms: int) -> None:
-        held = [vm for vm in self.state.fleet if vm.state in HELD]
-        spot = sum(vm.capacity is Capacity.SPOT for vm in held)
-        self.spot.add_step(at_ms, spot)
-        self.on_demand.add_step(at_ms, len(held) - spot)
+    def _count(self, at_ms: int, before: Instance | None, after: Instance | None) -> None:
+        """Follow the number of held VMs by the one that an event changed."""
+        for vm, change in ((before, -1), (after, 1)):
+            if vm is not None and vm.state in HELD:
+                self._held[vm.capacity is Capacity.SPOT] += change
+        self.spot.add_step(at_ms, self._held[True])
+        self.on_demand.add_step(at_ms, self._held[False])
         self.training.add_step(at_ms, self.state.progress.members)
 
     @property

@@ -1,0 +1,1 @@
+"""The HTTP API over runs' folders, and the one page that shows them; needs the extra `web`."""
