@@ -261,7 +261,12 @@ class State:
 
 def apply(state: State, event: Event) -> State:
     """Return the state after `event`. Pure; events about unknown or gone VMs change nothing."""
-    state = replace(state, now_ms=max(state.now_ms, event.at_ms))
+    now_ms = max(state.now_ms, event.at_ms)
+    if isinstance(event, TRAINING):  # by far the most, so their state is made anew only once
+        progress, cost = _apply_training(state, event)
+        return replace(state, now_ms=now_ms, progress=progress, save_cost=cost)
+    if now_ms != state.now_ms:
+        state = replace(state, now_ms=now_ms)
     match event:
         case RunStarted():
             progress = replace(state.progress, members=0)
@@ -284,15 +289,6 @@ def apply(state: State, event: Event) -> State:
             | InstanceGone()
         ):
             return _apply_instance(state, event)
-        case (
-            GroupFormed()
-            | GroupBroken()
-            | StepsDone()
-            | CheckpointCommitted()
-            | CheckpointFailed()
-            | RestoreDone()
-        ):
-            return _apply_training(state, event)
         case CostMeasured():
             return replace(state, fleet_cost=_smoothed(state.fleet_cost, event))
         case MetricSeen() | WorkerFailed():
@@ -379,8 +375,18 @@ TrainingEvent = (
 )
 
 
-def _apply_training(state: State, event: TrainingEvent) -> State:
-    progress = state.progress
+TRAINING = (
+    StepsDone,
+    CheckpointCommitted,
+    GroupFormed,
+    GroupBroken,
+    CheckpointFailed,
+    RestoreDone,
+)
+
+
+def _apply_training(state: State, event: TrainingEvent) -> tuple[Progress, CheckpointCost]:
+    progress, cost = state.progress, state.save_cost
     match event:
         case GroupFormed():
             progress = replace(
@@ -400,15 +406,14 @@ def _apply_training(state: State, event: TrainingEvent) -> State:
                 steps_safe=max(progress.steps_safe, event.step),
                 last_save_ms=max(progress.last_save_ms, event.begun_ms),
             )
-            state = replace(state, save_cost=_learned(state.save_cost, event))
+            cost = _learned(cost, event)
         case CheckpointFailed():
             pass
         case RestoreDone():
-            cost = replace(state.save_cost, restore_ms=event.restore_ms)
-            state = replace(state, save_cost=cost)
+            cost = replace(cost, restore_ms=event.restore_ms)
         case _:
             assert_never(event)
-    return replace(state, progress=progress)
+    return progress, cost
 
 
 NEWS = 0.25

@@ -202,24 +202,13 @@ class Crew:
         train, model = self.training, self.model
         if train.wanted or not self.group.formed or self._final_ms is not None:
             return
-        count, last = 0, None
-        now = self.books.now_ms
-        while True:
-            if train.saving is None:
-                begin = train.save_ms(now)
-                if begin is None or begin + model.stall_ms + model.persist_ms >= until_ms:
-                    break
-                now = begin
-                self._start_save(begin)
-            save = train.saving
-            if save is None:
-                now += 1
-                continue
-            if save.commit_ms >= until_ms or save.deadline_ms is not None:
-                break
-            now = save.commit_ms
-            count, last = count + 1, save
-            train.committed()
+        count, last = train.pass_saves(
+            self.books.now_ms,
+            until_ms,
+            stall_ms=model.stall_ms,
+            persist_ms=model.persist_ms,
+            hold_ms=model.stall_ms + model.slowdown * model.persist_ms,
+        )
         if last is None:
             return
         self.books.now_ms = last.commit_ms

@@ -114,6 +114,45 @@ class Training:
         )
         return self.saving
 
+    def pass_saves(
+        self, now_ms: int, until_ms: int, *, stall_ms: int, persist_ms: int, hold_ms: float
+    ) -> tuple[int, Save | None]:
+        """Let the periodic saves that begin and end before an instant pass.
+
+        Returns (how many were committed, the last of them). The same arithmetic as `save_ms`,
+        `begin_save`, `hold` and `committed` in turn, without their detours: a year has a million.
+        """
+        count, last, spans = 0, None, stall_ms + persist_ms
+        if self.saving is not None:
+            if self.saving.commit_ms >= until_ms or self.saving.deadline_ms is not None:
+                return 0, None
+            count, last, now_ms = 1, self.saving, self.saving.commit_ms
+            self.committed()
+        if not self.running:
+            return count, last
+        pace, anchor, step, total = self.pace_ms, self.anchor_ms, self.step, self.total
+        writer = last.writer if last is not None else ""
+        base = self._since_ms + self.interval_ms - self._work_ms
+        while True:
+            due = max(now_ms, math.ceil(base + self._saved_ms))
+            gap = math.ceil((due - anchor - 1 + EPS) / pace)
+            at = max(due, math.ceil(anchor + (gap if gap > 0 else 0.0) * pace - EPS))
+            if at + spans >= until_ms:
+                break
+            if total is not None and at >= math.ceil(anchor + max(0, total - step) * pace - EPS):
+                break
+            done = step if at <= anchor else step + math.floor((at - anchor) / pace + EPS)
+            done = done if total is None else min(done, total)
+            self._saved_ms = self._work_ms + max(0, at - self._since_ms)
+            if done <= self.safe:
+                now_ms = at + 1
+                continue
+            step, anchor, now_ms = done, max(anchor, at) + hold_ms, at + spans
+            self.safe, count = done, count + 1
+            last = Save(done, at, stall_ms, persist_ms, now_ms, writer)
+        self.step, self.anchor_ms = step, anchor
+        return count, last
+
     def hold(self, at_ms: int, span_ms: float) -> None:
         """Put training off by a span."""
         self.step = self.step_at(at_ms)

@@ -47,12 +47,22 @@ def is_gang_with_deadline(job: Job) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
-    """What the gang can run on now, and the spell its spot is in."""
+class Offers:
+    """What the gang can run on now."""
 
     spot: tuple[Offering, ...]
     """Spot offerings that can be had, the best first."""
     safe: tuple[Offering, ...]
+    rank: tuple[Offering, ...]
+    """All spot offerings, the best first."""
+    held: frozenset[Pool]
+    """Pools of the spot VMs that stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Market(Offers):
+    """What the gang can run on now, and the spell its spot is in."""
+
     open: bool
     age_h: float
     window: Floats
@@ -65,28 +75,38 @@ class Market:
     safe_price: float
 
 
-def market(job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Market:
-    """Return the market as the gang sees it: the pool it is in, else the best open one."""
+def offers(job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Offers:
+    """Return what the gang can run on: the pool it is in first, then by price and life."""
     cheap, dear = (allowed(job, seen, c) for c in (Capacity.SPOT, Capacity.ON_DEMAND))
     place = settle(seen, cheap, dear)
-    here = at_home(job, seen, cheap, settled=place)
-    held = {vm.pool for vm in seen.state.fleet.select(*STAYING, capacity=Capacity.SPOT)}
-    rank = sorted(here, key=lambda o: (o.pool not in held, _price(o, forecast), o.pool))
+    rank = at_home(job, seen, cheap, settled=place)
+    held = frozenset(vm.pool for vm in seen.state.fleet.select(*STAYING, capacity=Capacity.SPOT))
+    if len(rank) > 1:
+        by = {o.pool: (o.pool not in held, _price(o, forecast), o.pool) for o in rank}
+        rank = tuple(sorted(rank, key=lambda o: by[o.pool]))
     now = tuple(o for o in rank if o.pool in held or obtainable(seen, o) >= 1)
+    return Offers(now, at_home(job, seen, dear, settled=place), rank, held)
+
+
+def market(job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Market:
+    """Return the market as the gang sees it: the pool it is in, else the best open one."""
+    found = offers(job, seen, forecast)
+    now, safe, rank, held = found.spot, found.safe, found.rank, found.held
     believed = [o for o in now if o.available is not None or not _in_drought(o, forecast)]
     enough = sum(min(obtainable(seen, o), 1e9) * o.speed for o in believed) >= job.num_nodes
     is_open = bool(now) and (bool(held) or enough)
     best = now[0] if is_open else (rank[0] if rank else None)
     belief = forecast.get(best.pool) if best else None
-    safe = at_home(job, seen, dear, settled=place)
-    others = [o for o in here if best is not None and o.pool != best.pool]
+    others = [o for o in rank if best is not None and o.pool != best.pool]
     return Market(
         spot=now,
         safe=safe,
+        rank=rank,
+        held=held,
         open=is_open,
         age_h=belief.spell_age_h if belief else 0.0,
         window=_by_age(_window(belief)),
-        drought=_openings(here, forecast),
+        drought=_openings(rank, forecast),
         elsewhere=_elsewhere(others, forecast),
         spot_price=(best.price_micro_usd_h / best.speed if best else math.inf) * job.num_nodes,
         safe_price=(safe[0].price_micro_usd_h / safe[0].speed if safe else math.inf)
@@ -300,9 +320,20 @@ def _problem(memory: Memory, around: Market) -> Problem:
 
 
 def run_on(
-    job: Job, seen: Observation, mode: Mode, around: Market, *, reason: str, memory: Memory
+    job: Job,
+    seen: Observation,
+    mode: Mode,
+    around: Offers,
+    *,
+    reason: str,
+    memory: Memory,
+    patience_ms: int | None = None,
 ) -> Plan:
-    """Return the plan that brings the gang to `mode`; the old VMs go when the new are ready."""
+    """Return the plan that brings the gang to `mode`; the old VMs go when the new are ready.
+
+    `patience_ms`: how long the policy's own rule says the same if nothing happens; unless it is
+    given, or while VMs come and go, the plan is thought over after some boot times.
+    """
     want = float(job.num_nodes)
     spot, safe = soon(seen, Capacity.SPOT), soon(seen, Capacity.ON_DEMAND)
     launches: tuple[Launch, ...] = ()
@@ -324,10 +355,13 @@ def run_on(
         save = (Checkpoint("the gang idles"),)
     actions = (*save, *launches, *(leave(seen, token) for token in sorted(leaving)))
     tick = memory.get("gang.tick")
+    if actions or any(vm.state is not InstanceState.READY for vm in seen.state.fleet):
+        patience_ms = None
+    again_ms = seen.now_ms + int(tick) if tick else None
     return Plan(
         actions=actions,
         reason=reason,
-        revisit_at_ms=revisit_ms(job, seen, seen.now_ms + int(tick) if tick else None),
+        revisit_at_ms=revisit_ms(job, seen, again_ms, patience_ms=patience_ms),
         memory=memory,
         target=target(seen, launches, frozenset(leaving)),
     )

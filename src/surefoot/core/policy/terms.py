@@ -275,17 +275,21 @@ def set_aside(seen: Observation, pool: Pool) -> bool:
     return seen.launch_failures.get(pool, 0) > seen.now_ms
 
 
-def revisit_ms(job: Job, seen: Observation, *candidates: int | None) -> int:
-    """Return when to think again: the earliest candidate, or when the budget or slack ends."""
-    later = [c for c in candidates if c is not None and c > seen.now_ms]
+def revisit_ms(
+    job: Job, seen: Observation, *candidates: int | None, patience_ms: int | None = None
+) -> int:
+    """Return when to think again: the earliest candidate, or when the budget or slack ends.
+
+    `patience_ms`: how long the plan stands if nothing happens, where the policy knows it.
+    """
+    ends = (*candidates, _budget_ends_ms(job, seen), _slack_ends_ms(job, seen))
+    later = [c for c in ends if c is not None and c > seen.now_ms]
     later += [t for t in seen.launch_failures.values() if t > seen.now_ms]
     for vm in seen.state.fleet.select(InstanceState.REQUESTED, InstanceState.STARTING):
         due = vm.requested_ms + 2 * seen.state.fleet_cost.boot_ms + 1_001
         if due > seen.now_ms:
             later.append(due)
-    later.append(seen.now_ms + _patience_ms(job, seen))
-    later.append(_budget_ends_ms(job, seen))
-    later.append(_slack_ends_ms(job, seen))
+    later.append(seen.now_ms + (_patience_ms(job, seen) if patience_ms is None else patience_ms))
     return max(seen.now_ms + 1, min(later))
 
 
@@ -302,22 +306,23 @@ def _patience_ms(job: Job, seen: Observation) -> int:
     return max(1_000, min(10 * switch_ms(seen), 600_000))
 
 
-def _budget_ends_ms(job: Job, seen: Observation) -> int:
+def _budget_ends_ms(job: Job, seen: Observation) -> int | None:
+    if job.limits.budget_micro_usd is None:
+        return None
     left, burn = budget_left(job, seen), burn_micro_usd_h(seen)
-    if math.isinf(left) or burn <= 0:
-        return seen.now_ms + 3_600_000
+    if burn <= 0:
+        return None
     return seen.now_ms + max(500, int(left / burn * MS_PER_HOUR) - 2 * closing_ms(seen))
 
 
-def _slack_ends_ms(job: Job, seen: Observation) -> int:
+def _slack_ends_ms(job: Job, seen: Observation) -> int | None:
     """Return when a fleet of the asked size, idle until then, would have no slack left."""
     left, deadline = steps_left(job, seen), job.limits.deadline_ms
     if not left or deadline is None:
-        return seen.now_ms + 3_600_000
+        return None
     asked = curve(job).at(float(max(1, job.num_nodes)))
     need_ms = left / steps_per_h(job, seen) / asked * MS_PER_HOUR
-    at = int(deadline - 2 * switch_ms(seen) - need_ms)
-    return at if at > seen.now_ms else seen.now_ms + 3_600_000
+    return int(deadline - 2 * switch_ms(seen) - need_ms)
 
 
 def target(
