@@ -264,7 +264,10 @@ def apply(state: State, event: Event) -> State:
     now_ms = max(state.now_ms, event.at_ms)
     if isinstance(event, TRAINING):  # by far the most, so their state is made anew only once
         progress, cost = _apply_training(state, event)
-        return replace(state, now_ms=now_ms, progress=progress, save_cost=cost)
+        return _told(state, now_ms, progress, cost, state.memory)
+    if isinstance(event, Decided):
+        memory = event.decision.plan.memory
+        return _told(state, now_ms, state.progress, state.save_cost, memory)
     if now_ms != state.now_ms:
         state = replace(state, now_ms=now_ms)
     match event:
@@ -276,8 +279,6 @@ def apply(state: State, event: Event) -> State:
         case OfferingsSeen():
             market = state.market.updated(event.offerings, at_ms=event.at_ms)
             return replace(state, market=market)
-        case Decided():
-            return replace(state, memory=event.decision.plan.memory)
         case InstanceRequested():
             return _with(state, _requested(event))
         case (
@@ -297,6 +298,14 @@ def apply(state: State, event: Event) -> State:
             return replace(state, outcome=event.outcome)
         case _:
             assert_never(event)
+
+
+def _told(
+    s: State, now_ms: int, progress: Progress, save_cost: CheckpointCost, memory: Memory
+) -> State:
+    """Return the state with these parts, in half of the time that `replace` takes."""
+    rest = (save_cost, s.fleet_cost, s.notices, memory, s.outcome)
+    return State(s.run, now_ms, s.market, s.fleet, progress, *rest)
 
 
 def _requested(event: InstanceRequested) -> Instance:
@@ -399,7 +408,9 @@ def _apply_training(state: State, event: TrainingEvent) -> tuple[Progress, Check
         case GroupBroken():
             progress = replace(progress, members=0)
         case StepsDone():
-            progress = replace(progress, steps_done=event.step, step_ms=event.step_ms)
+            p = progress
+            rest = (p.members, p.generation, p.last_save_ms)
+            progress = Progress(event.step, p.steps_safe, p.steps_lost, event.step_ms, *rest)
         case CheckpointCommitted():
             progress = replace(
                 progress,

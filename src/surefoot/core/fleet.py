@@ -24,6 +24,8 @@ class InstanceState(Enum):
     """We have decided to let it go; it hands over its work."""
     GONE = "gone"
 
+    __hash__ = object.__hash__  # members are single, and looked up hundreds of times a decision
+
 
 ALLOWED: Mapping[InstanceState, frozenset[InstanceState]] = {
     InstanceState.REQUESTED: frozenset({InstanceState.STARTING, InstanceState.GONE}),
@@ -128,6 +130,8 @@ class Fleet:
         pool: Pool | None = None,
     ) -> tuple[Instance, ...]:
         """Return the VMs in any of `states` (all states if none is named), filtered."""
+        if not self.instances:
+            return ()
         found = list(self.instances.values())
         if states:
             found = [i for i in found if i.state in states]

@@ -14,6 +14,8 @@ class Capacity(Enum):
     ON_DEMAND = "on_demand"
     RESERVED = "reserved"
 
+    __hash__ = object.__hash__  # members are single, and looked up hundreds of times a decision
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from surefoot.core.job import Job
@@ -130,27 +131,29 @@ class Training:
             self.committed()
         if not self.running:
             return count, last
-        pace, anchor, step, total = self.pace_ms, self.anchor_ms, self.step, self.total
-        writer = last.writer if last is not None else ""
-        base = self._since_ms + self.interval_ms - self._work_ms
+        pace, anchor, step = self.pace_ms, self.anchor_ms, self.step
+        total = sys.maxsize if self.total is None else self.total
+        since, work, safe, saved = self._since_ms, self._work_ms, self.safe, self._saved_ms
+        base, begun, ceil = since + self.interval_ms - work, -1, math.ceil
         while True:
-            due = max(now_ms, math.ceil(base + self._saved_ms))
-            gap = math.ceil((due - anchor - 1 + EPS) / pace)
-            at = max(due, math.ceil(anchor + (gap if gap > 0 else 0.0) * pace - EPS))
-            if at + spans >= until_ms:
-                break
-            if total is not None and at >= math.ceil(anchor + max(0, total - step) * pace - EPS):
+            at = ceil(base + saved)  # when the next save is due, then the end of that step
+            at = at if at > now_ms else now_ms
+            gap = ceil((at - anchor - 1 + EPS) / pace)
+            end = ceil(anchor + (gap if gap > 0 else 0.0) * pace - EPS)
+            at = end if end > at else at
+            if at + spans >= until_ms or at >= ceil(anchor + max(0, total - step) * pace - EPS):
                 break
             done = step if at <= anchor else step + math.floor((at - anchor) / pace + EPS)
-            done = done if total is None else min(done, total)
-            self._saved_ms = self._work_ms + max(0, at - self._since_ms)
-            if done <= self.safe:
+            done = done if done < total else total
+            saved = work + max(0, at - since)
+            if done <= safe:
                 now_ms = at + 1
                 continue
-            step, anchor, now_ms = done, max(anchor, at) + hold_ms, at + spans
-            self.safe, count = done, count + 1
-            last = Save(done, at, stall_ms, persist_ms, now_ms, writer)
-        self.step, self.anchor_ms = step, anchor
+            step, anchor, now_ms = done, (at if at > anchor else anchor) + hold_ms, at + spans
+            safe, begun, count = done, at, count + 1
+        self.step, self.anchor_ms, self.safe, self._saved_ms = step, anchor, safe, saved
+        if begun >= 0:
+            last = Save(step, begun, stall_ms, persist_ms, now_ms, "")
         return count, last
 
     def hold(self, at_ms: int, span_ms: float) -> None:

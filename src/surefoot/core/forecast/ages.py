@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
 
-from surefoot.core.forecast.port import Hazard
+from surefoot.core.forecast.port import Floats, Hazard
 
 EDGES_H: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 24.0, 48.0)
 """Ages (hours) at which the curve steps: those of the public hazard tables."""
@@ -47,13 +48,19 @@ class AgeCurve:
 
     def scaled(self, rate_per_h: float) -> Hazard:
         """Return the hazard whose rate at factor 1 is `rate_per_h`."""
-        return Hazard(np.array(self.edges_h), np.array(self.factors) * rate_per_h)
+        edges, factors = _arrays(self)
+        return Hazard(edges, factors * rate_per_h)
 
     def _upto(self, age_h: float) -> float:
         if age_h <= 0.0:
             return 0.0
         index = bisect.bisect_right(self.edges_h, age_h) - 1
         return self._passed[index] + (age_h - self.edges_h[index]) * self.factors[index]
+
+
+@lru_cache(maxsize=64)
+def _arrays(curve: AgeCurve) -> tuple[Floats, Floats]:
+    return np.array(curve.edges_h), np.array(curve.factors)
 
 
 def weibull(shape: float, edges_h: Sequence[float] = EDGES_H) -> AgeCurve:

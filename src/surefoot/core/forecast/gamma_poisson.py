@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from surefoot.core.forecast.ages import mean_factor
 from surefoot.core.forecast.evidence import Evidence, Rules
 from surefoot.core.forecast.port import Beliefs, Forecast
-from surefoot.core.forecast.prior import RatePrior, posterior
+from surefoot.core.forecast.prior import RatePrior, posteriors_of
 from surefoot.core.forecast.supply import SupplyPrior, expect_supply, spell_end
 from surefoot.core.market import Pool
 from surefoot.core.trace import History
@@ -50,19 +50,24 @@ class PoolBeliefs:
     def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
         """Return the forecast for one pool; never raises for a pool without history."""
         model = self.model
-        evidence = self.pools.get(pool, Evidence()).copied()
+        known = self.pools.get(pool)
+        evidence = known.copied() if known is not None else Evidence()
         if evidence.at_ms >= 0:
             evidence.advance(now_ms, model.rules)
-        mean, low, high = posterior(model.prior, evidence.losses, evidence.exposure_h)
-        events, _, _ = posterior(model.event_prior, evidence.events, evidence.held_h)
+        rates = posteriors_of(
+            (model.prior, model.event_prior),
+            (evidence.losses, evidence.events),
+            (evidence.exposure_h, evidence.held_h),
+        )
+        mean, events = (float(rate) for rate in rates.mean)
         typical = mean_factor(model.rules.curve, evidence.ages_h(now_ms), 1.0)
         supply = expect_supply(evidence, model.supply, model.rules.curve, now_ms=now_ms)
         return Forecast(
             pool=pool,
             at_ms=now_ms,
             hazard=model.rules.curve.scaled(mean),
-            hazard_low=low * typical,
-            hazard_high=high * typical,
+            hazard_low=float(rates.low[0]) * typical,
+            hazard_high=float(rates.high[0]) * typical,
             launch_odds=supply.launch_odds,
             window_h=supply.window_h,
             in_drought=supply.in_drought,

@@ -58,8 +58,22 @@ def posteriors(prior: RatePrior, events: Floats, exposure_h: Floats) -> RateBeli
     Conjugate: component j becomes Gamma(shape + events, shape / centre_j + exposure), and its
     weight is multiplied by its evidence (Gelman et al., Bayesian Data Analysis, 2.6).
     """
-    shape = prior.shape + np.maximum(events, 0.0)[:, None]
-    inverse, log_prior = _components(prior)
+    return _posteriors(_components(prior), prior.shape, events, exposure_h)
+
+
+def posteriors_of(
+    priors: tuple[RatePrior, ...], events: tuple[float, ...], exposure_h: tuple[float, ...]
+) -> RateBelief:
+    """Return as `posteriors` does, each row by a prior of its own (equally many components)."""
+    shapes = np.array([prior.shape for prior in priors])[:, None]
+    return _posteriors(_stacked(priors), shapes, np.array(events), np.array(exposure_h))
+
+
+def _posteriors(
+    components: tuple[Floats, Floats], base: float | Floats, events: Floats, exposure_h: Floats
+) -> RateBelief:
+    shape = base + np.maximum(events, 0.0)[:, None]
+    inverse, log_prior = components
     total = inverse + np.maximum(exposure_h, 0.0)[:, None]
     log_weight = log_prior - shape * np.log(total)
     weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
@@ -80,6 +94,12 @@ def posterior(prior: RatePrior, events: float, exposure_h: float) -> tuple[float
 def _components(prior: RatePrior) -> tuple[Floats, Floats]:
     inverse = prior.shape / prior.centres()
     return inverse, prior.log_weights() + prior.shape * np.log(inverse)
+
+
+@lru_cache(maxsize=32)
+def _stacked(priors: tuple[RatePrior, ...]) -> tuple[Floats, Floats]:
+    found = [_components(prior) for prior in priors]
+    return np.stack([a for a, _ in found]), np.stack([b for _, b in found])
 
 
 def _interval(mean: Floats, variance: Floats) -> tuple[Floats, Floats]:

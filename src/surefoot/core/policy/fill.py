@@ -69,6 +69,8 @@ def fill(
     price which rises with the pool's share spreads the fleet. `most` caps a pool's total.
     `taken` are launches already in the plan, which use up room and money.
     """
+    if worth <= 1e-6 or not offers:
+        return ()
     counts: Counter[Pool] = Counter()
     held = {c: held_by_pool(seen, c) for c in {o.capacity for o in offers}}
     room = vm_room(job, seen) - sum(t.count for t in taken)
@@ -116,7 +118,11 @@ def at_home(
     """
     if not job.one_region:
         return tuple(offers)
-    region = home(seen) or settled or settle(seen, offers)
+    return within(home(seen) or settled or settle(seen, offers), offers)
+
+
+def within(region: Region | None, offers: Sequence[Offering]) -> tuple[Offering, ...]:
+    """Return the offerings of a region; all of them for None."""
     if region is None:
         return tuple(offers)
     return tuple(o for o in offers if region_of(o.pool) == region)

@@ -15,7 +15,7 @@ from surefoot.core.job import Job
 from surefoot.core.market import Capacity, Offering, Pool
 from surefoot.core.plan import Action, Checkpoint, Launch, Memory, Plan
 from surefoot.core.policy.economics import mean_life_h
-from surefoot.core.policy.fill import at_home, fill, obtainable, region_of, settle
+from surefoot.core.policy.fill import fill, home, obtainable, region_of, settle, within
 from surefoot.core.policy.gang import Mode, Problem, Table, solve
 from surefoot.core.policy.guard import leave
 from surefoot.core.policy.terms import (
@@ -78,14 +78,16 @@ class Market(Offers):
 def offers(job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Offers:
     """Return what the gang can run on: the pool it is in first, then by price and life."""
     cheap, dear = (allowed(job, seen, c) for c in (Capacity.SPOT, Capacity.ON_DEMAND))
-    place = settle(seen, cheap, dear)
-    rank = at_home(job, seen, cheap, settled=place)
+    place = None
+    if job.one_region:
+        place = home(seen) or settle(seen, cheap, dear)
+    rank = within(place, cheap)
     held = frozenset(vm.pool for vm in seen.state.fleet.select(*STAYING, capacity=Capacity.SPOT))
     if len(rank) > 1:
         by = {o.pool: (o.pool not in held, _price(o, forecast), o.pool) for o in rank}
         rank = tuple(sorted(rank, key=lambda o: by[o.pool]))
     now = tuple(o for o in rank if o.pool in held or obtainable(seen, o) >= 1)
-    return Offers(now, at_home(job, seen, dear, settled=place), rank, held)
+    return Offers(now, within(place, dear), rank, held)
 
 
 def market(job: Job, seen: Observation, forecast: Mapping[Pool, Forecast]) -> Market:

@@ -20,6 +20,7 @@ from surefoot.core.policy.terms import (
     revisit_ms,
     slack_is_gone,
     soon,
+    steady_ms,
     target,
     with_rate,
     worth,
@@ -64,7 +65,7 @@ class Greedy:
         return Plan(
             actions=(*launches, *(leave(seen, token) for token in spare)),
             reason=reason,
-            revisit_at_ms=revisit_ms(job, seen),
+            revisit_at_ms=revisit_ms(job, seen, patience_ms=steady_ms(job, seen)),
             memory=with_rate(job, seen),
             target=target(seen, launches, frozenset(spare)),
         )

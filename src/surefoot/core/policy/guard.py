@@ -20,6 +20,8 @@ def overruled(job: Job, seen: Observation) -> Plan | None:
     """Return the plan that ends the fleet when nothing may go on, else None."""
     if steps_left(job, seen) == 0:
         return _let_all_go(seen, "all steps are done: every VM is let go")
+    if job.limits.budget_micro_usd is None:
+        return None
     left, burn = budget_left(job, seen), burn_micro_usd_h(seen)
     if left <= 0 or left <= burn * 2 * closing_ms(seen) / MS_PER_HOUR:
         held = len(seen.state.fleet)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -58,15 +57,20 @@ class Curve:
         return high
 
 
+LINEAR = Curve()
+
+
 def curve(job: Job) -> Curve:
     """Return the job's scaling curve, in VMs' worth: one worth at the asked size counts one.
 
     The asked size (`num_nodes`, else the floor) is the reference, so a fleet of the asked size
     has the speed of as many VMs, and larger fleets have less than proportional speed.
     """
+    if not job.work.scaling:
+        return LINEAR
     points = tuple(sorted((w, s) for w, s in job.work.scaling if w > 0 and s > 0))
     if not points:
-        return Curve()
+        return LINEAR
     base = Curve(((0.0, 0.0), *points))
     asked = float(job.num_nodes or job.throughput.floor or 1)
     unit = base.at(asked) / asked
@@ -116,12 +120,10 @@ def with_rate(job: Job, seen: Observation) -> Memory:
     progress, memory = seen.state.progress, seen.state.memory
     if progress.step_ms <= 0 or progress.members <= 0 or _is_stale(seen):
         return memory
-    return {
-        **memory,
-        "rate.per_h": steps_per_h(job, seen),
-        "rate.members": float(progress.members),
-        "rate.step_ms": float(progress.step_ms),
-    }
+    kept = dict(memory)
+    kept["rate.per_h"] = steps_per_h(job, seen)
+    kept["rate.members"], kept["rate.step_ms"] = float(progress.members), float(progress.step_ms)
+    return kept
 
 
 def switch_ms(seen: Observation) -> int:
@@ -169,12 +171,13 @@ def allowed(job: Job, seen: Observation, capacity: Capacity) -> tuple[Offering, 
         return ()
     cap = job.limits.max_price_micro_usd_h
     pools = frozenset(job.pools)
-    fit = (
+    fit = [
         o
         for o in seen.state.market.of(capacity)
         if o.pool in pools and o.speed > 0 and (cap is None or o.price_micro_usd_h <= cap)
-    )
-    return tuple(sorted(fit, key=lambda o: (o.price_micro_usd_h / o.speed, o.pool)))
+    ]
+    fit.sort(key=lambda o: o.price_micro_usd_h / o.speed)  # by pool already, and the sort is stable
+    return tuple(fit)
 
 
 def over_cap(job: Job, seen: Observation) -> tuple[Offering, ...]:
@@ -198,8 +201,10 @@ def price_of(seen: Observation, vm: Instance) -> int:
 
 def burn_micro_usd_h(seen: Observation) -> int:
     """Return what the held and requested VMs cost per hour now."""
-    vms = seen.state.fleet.select(*BILLED)
-    counts = Counter((vm.pool, vm.capacity) for vm in vms)
+    counts: dict[tuple[Pool, Capacity], int] = {}
+    for vm in seen.state.fleet.select(*BILLED):
+        key = (vm.pool, vm.capacity)
+        counts[key] = counts.get(key, 0) + 1
     get = seen.state.market.get
     return sum(n * o.price_micro_usd_h for key, n in counts.items() if (o := get(*key)))
 
@@ -243,6 +248,8 @@ def overdue(seen: Observation, vm: Instance) -> bool:
     A pending VM counts as capacity that is there soon, because an on-demand VM asked for now
     would be no faster; an overdue one does not.
     """
+    if vm.state is InstanceState.READY:
+        return False
     if vm.state not in (InstanceState.REQUESTED, InstanceState.STARTING):
         return False
     return seen.now_ms - vm.requested_ms > 2 * seen.state.fleet_cost.boot_ms + 1_000
@@ -250,14 +257,18 @@ def overdue(seen: Observation, vm: Instance) -> bool:
 
 def soon(seen: Observation, capacity: Capacity) -> tuple[Instance, ...]:
     """Return the VMs that are ready or will be within the usual boot time, by pool and token."""
-    vms = seen.state.fleet.select(*STAYING, capacity=capacity)
-    return tuple(sorted((v for v in vms if not overdue(seen, v)), key=lambda v: (v.pool, v.token)))
+    vms = [
+        vm
+        for vm in seen.state.fleet
+        if vm.capacity is capacity and vm.state in STAYING and not overdue(seen, vm)
+    ]
+    return tuple(sorted(vms, key=lambda v: (v.pool, v.token)) if len(vms) > 1 else vms)
 
 
 def ready(seen: Observation, capacity: Capacity) -> tuple[Instance, ...]:
     """Return the ready VMs of one capacity, by pool and token."""
     vms = seen.state.fleet.select(InstanceState.READY, capacity=capacity)
-    return tuple(sorted(vms, key=lambda v: (v.pool, v.token)))
+    return tuple(sorted(vms, key=lambda v: (v.pool, v.token))) if len(vms) > 1 else vms
 
 
 def worth(vms: Iterable[Instance]) -> float:
@@ -299,11 +310,27 @@ def _patience_ms(job: Job, seen: Observation) -> int:
     In a calm every VM is ready, no pool is waited for and no deadline nears: only a fact, which
     brings a new decision by itself, or a slow drift of the forecasts can change the plan.
     """
-    states = {vm.state for vm in seen.state.fleet}
-    waiting = any(until > seen.now_ms for until in seen.launch_failures.values())
-    if states == {InstanceState.READY} and not waiting and job.limits.deadline_ms is None:
+    if _is_calm(job, seen):
         return MS_PER_HOUR
     return max(1_000, min(10 * switch_ms(seen), 600_000))
+
+
+def _is_calm(job: Job, seen: Observation) -> bool:
+    if job.limits.deadline_ms is not None or not len(seen.state.fleet):
+        return False
+    waiting = any(until > seen.now_ms for until in seen.launch_failures.values())
+    return not waiting and all(vm.state is InstanceState.READY for vm in seen.state.fleet)
+
+
+def steady_ms(job: Job, seen: Observation) -> int | None:
+    """Return how long a plan stands, in a calm, that forecasts have no part in; else None.
+
+    Only the save interval is left to think about. Hazards fall with the logarithm of age, so
+    that is until the youngest VM is twice as old, and an hour at least.
+    """
+    if not _is_calm(job, seen):
+        return None
+    return max(MS_PER_HOUR, min(vm.age_ms(seen.now_ms) for vm in seen.state.fleet))
 
 
 def _budget_ends_ms(job: Job, seen: Observation) -> int | None:
@@ -330,8 +357,8 @@ def target(
 ) -> Mapping[tuple[Pool, Capacity], int]:
     """Return the wanted VMs by pool and capacity once launches are granted and leavers gone."""
     counts: dict[tuple[Pool, Capacity], int] = {}
-    for vm in seen.state.fleet.select(*STAYING):
-        if vm.token not in leaving:
+    for vm in seen.state.fleet:
+        if vm.state in STAYING and vm.token not in leaving:
             counts[vm.pool, vm.capacity] = counts.get((vm.pool, vm.capacity), 0) + 1
     for launch in launches:
         key = (launch.pool, launch.capacity)

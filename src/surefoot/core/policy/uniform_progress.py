@@ -41,11 +41,11 @@ class UniformProgress:
         begun, total = memory["up.begun"], memory["up.work"]
         span = max(1.0, left + seen.now_ms - begun)
         switch = switch_ms(seen)
-        safe = bool(soon(seen, Capacity.ON_DEMAND))
+        spot, safe = soon(seen, Capacity.SPOT), soon(seen, Capacity.ON_DEMAND)
         behind = (seen.now_ms - begun + (2 * switch if safe else 0.0)) * total / span
         behind -= total - work  # how much work is lacking on the line (ms), below 0 when ahead
         patience = float(MS_PER_HOUR)
-        if spot := soon(seen, Capacity.SPOT):
+        if spot:
             mode, why = Mode.SPOT, "stay on spot"
             # Only the save interval is left to think about, and hazards fall with the age's log.
             patience = max(patience, min(vm.age_ms(seen.now_ms) for vm in spot))
