@@ -162,7 +162,7 @@ class Journal:
         try:
             with self._link.begin():
                 self._hold(at_ms)
-                self._link.execute(queries.add_events(rows))
+                self._link.execute(queries.ADD_EVENTS, rows)
         except IntegrityError as error:
             raise FencedError(
                 f"run {self.run}: somebody else wrote event {self.seq + 1}"
@@ -200,16 +200,15 @@ class Journal:
         if self._link.closed:
             return
         with self._link.begin():
-            self._link.execute(queries.hold_lease(self.run, fence=self.fence, expires_ms=0))
+            given = queries.held(self.run, fence=self.fence, expires_ms=0)
+            self._link.execute(queries.HOLD_LEASE, given)
         self._link.close()
 
     def _hold(self, now_ms: int) -> None:
         # A fact may be older than the newest renewal, which it must not shorten.
         self.expires_ms = expires = max(self.expires_ms, now_ms + self.lease_ms)
-        held = self._link.execute(
-            queries.hold_lease(self.run, fence=self.fence, expires_ms=expires)
-        )
-        self._check(held.rowcount)
+        given = queries.held(self.run, fence=self.fence, expires_ms=expires)
+        self._check(self._link.execute(queries.HOLD_LEASE, given).rowcount)
 
     def _check(self, rows: int) -> None:
         if rows != 1:

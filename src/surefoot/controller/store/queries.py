@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, case, func, insert, select, update
+from sqlalchemy import Insert, Select, Update, bindparam, case, func, insert, select, update
 
 from surefoot.controller.store.schema import events, leases
 
@@ -28,9 +28,8 @@ def last_seq(run: str) -> Select[Any]:
     return select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.run == run)
 
 
-def add_events(rows: list[Mapping[str, Any]]) -> Insert:
-    """Insert events."""
-    return insert(events).values(rows)
+ADD_EVENTS: Insert = insert(events)
+"""Insert events: execute it with rows of run, seq, at_ms, kind and body."""
 
 
 def lease_of(run: str) -> Select[Any]:
@@ -54,13 +53,17 @@ def take_lease(run: str, owner: str, *, fence: int, expires_ms: int) -> Update:
     )
 
 
-def hold_lease(run: str, *, fence: int, expires_ms: int) -> Update:
-    """Renew a lease; touches no row once the fence has moved on."""
-    return (
-        update(leases)
-        .where(leases.c.run == run, leases.c.fence == fence)
-        .values(expires_ms=expires_ms)
-    )
+HOLD_LEASE: Update = (
+    update(leases)
+    .where(leases.c.run == bindparam("of_run"), leases.c.fence == bindparam("at_fence"))
+    .values(expires_ms=bindparam("until_ms"))
+)
+"""Renew a lease; touches no row once the fence has moved on. Made once, as every write does it."""
+
+
+def held(run: str, *, fence: int, expires_ms: int) -> Mapping[str, Any]:
+    """Return the parameters of `HOLD_LEASE`."""
+    return {"of_run": run, "at_fence": fence, "until_ms": expires_ms}
 
 
 def raise_generation(run: str, *, fence: int, above: int) -> Update:
