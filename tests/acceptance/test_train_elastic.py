@@ -221,6 +221,37 @@ def test_agent_ends_its_vm_when_the_lease_is_over(hub: Hub, vms: Any, tmp_path: 
     assert not Path(f"/proc/{a.worker_pids()[0]}").exists()
 
 
+def test_stream_in_small_parts_is_read_once_whoever_comes_and_goes(
+    hub: Hub, vms: Any, tmp_path: Path
+) -> None:
+    total = 120
+    a, b, c = vms(1, 2, 3, RIG_TOTAL=str(total), RIG_STREAM="1", RIG_MICRO="3")
+    hub.form(1, [a])
+    hub.wait_step(15)
+    hub.form(2, [a, b, c], [a])
+    hub.wait(Formed, generation=2, source="live", world=3)
+    hub.wait_step(50)
+    a.signal(signal.SIGKILL)
+    hub.form(3, [b, c], lost=(a.address,), urgent=True)
+    hub.wait(Formed, generation=3, source="live", world=2)
+    hub.wait_step(80)
+    for vm in (b, c):
+        hub.send(vm.token, Stop(save=True))
+    assert [vm.process.wait(20) for vm in (b, c)] == [0, 0]
+
+    (d,) = vms(4, RIG_TOTAL=str(total), RIG_STREAM="1", RIG_MICRO="5")
+    hub.form(4, [d])
+    hub.wait(Formed, generation=4, source="checkpoint")
+    hub.wait(Finished, step=total)
+    hub.send(d.token, Leave())
+    assert d.process.wait(20) == 0
+    full, part = divmod(total, 9)  # 9 batches an epoch, unshuffled
+    want = [full + (i < 12 * part) for i in range(SAMPLES)]
+    assert [round(v) for v in final_state(tmp_path, d)["visits"]] == want
+    parts = [len(row["ids"]) for vm in (a, b, c) for row in read_log(tmp_path, vm) if "ids" in row]
+    assert max(parts) == 3
+
+
 def test_newcomer_that_dies_on_its_way_costs_the_others_nothing(
     hub: Hub, vms: Any, tmp_path: Path
 ) -> None:

@@ -30,6 +30,25 @@ class Rows(torch.utils.data.Dataset):
         return index, self.x[index]
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """The same rows from front to back, and a place in them."""
+
+    def __init__(self):
+        self.rows, self.at = Rows(), 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+    def __iter__(self):
+        while self.at < SAMPLES:
+            self.at += 1
+            yield self.rows[self.at - 1]
+        self.at = 0
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -43,7 +62,6 @@ def main():
     if os.environ.get("RIG_SAME_START"):
         torch.manual_seed(5)
     model = Model()
-    rows = Rows()
     optimizer = torch.optim.SGD(
         [
             {"params": model.net.parameters(), "lr": 0.05, "momentum": 0.9},
@@ -54,14 +72,19 @@ def main():
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, [lambda s: 1 / (1 + s / 100), lambda s: 1.0]
     )
-    loader = torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True)
+    streamed = bool(os.environ.get("RIG_STREAM"))
+    loader = torch.utils.data.DataLoader(
+        Stream() if streamed else Rows(), batch_size=BATCH, shuffle=None if streamed else True
+    )
+    micro_batch = int(os.environ.get("RIG_MICRO") or 0) or None
     log = open(os.environ["RIG_LOG"], "a", buffering=1)  # noqa: SIM115
     with Session(
-        model=model, optimizer=optimizer, dataloader=loader, scheduler=scheduler, seed=1
-    ) as session:
+        model=model, optimizer=optimizer, dataloader=loader, scheduler=scheduler, seed=1,
+        micro_batch=micro_batch,
+    ) as session:  # fmt: skip
         for step, (ids, x) in session.steps(total=TOTAL):
             loss = (model.net(x).squeeze(1) - x[:, 0] * x[:, 1]).pow(2).mean()
-            count = len(session._order.ids(step))
+            count = min(BATCH, SAMPLES - BATCH * (step % -(-SAMPLES // BATCH)))
             (loss - count * model.visits[ids].mean()).backward()
             stepped = session.stepped
             optimizer.step()

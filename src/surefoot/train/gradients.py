@@ -28,22 +28,29 @@ class _Bucket:
     params: list[nn.Parameter]
     flat: torch.Tensor
     views: list[torch.Tensor]
+    kept: torch.Tensor | None = None
+    """Sum of the step's parts before the last one, by weight."""
     waiting: int = 0
     work: Any = None
 
 
 class GradientSum:
-    """Averages a model's gradients over a group at the end of each backward."""
+    """Averages a model's gradients over a group at the end of each backward.
+
+    In a step of several parts the gradients of all but the last are kept on this rank, so that
+    the group adds up once a step.
+    """
 
     def __init__(self, model: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._params = [p for p in model.parameters() if p.requires_grad]
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
         self._buckets: list[_Bucket] = []
         self._tail = torch.zeros(0)
-        self._used = torch.zeros(0)
         self._bucket_bytes = bucket_bytes
         self._group: Group | None = None
         self._weight = 1.0
+        self._part, self._parts = 0, 1
+        self._seen: set[int] = set()
         self._launched = 0
         self._queued = False
         self.control = Control()
@@ -59,12 +66,26 @@ class GradientSum:
             hook.remove()
         self._hooks = []
 
-    def begin(self, group: Group, weight: float, control: Control) -> None:
-        """Start a step: its group, this rank's weight in the mean, and what it has to say."""
-        self._group, self._weight, self.control = group, weight, control
-        self.heard, self.failure, self._queued = None, None, False
-        if group.pg is not None and not self._buckets:
+    def begin(self, group: Group, weight: float, control: Control, parts: int = 1) -> None:
+        """Start a step of `parts` with its first one; `weight` is that part's in the mean."""
+        self._group, self.control, self._parts = group, control, parts
+        self.heard, self.failure = None, None
+        self._seen.clear()
+        if group.pg is not None:
+            self._refuse_other_devices()
+        if not self._buckets and (group.pg is not None or parts > 1):
             self._make_buckets()
+        for bucket in self._buckets:
+            bucket.kept = None
+        self.begin_part(0, weight)
+
+    def begin_part(self, part: int, weight: float) -> None:
+        """Start the part-th part of the step."""
+        self._part, self._weight, self._queued = part, weight, False
+
+    def finish_part(self) -> None:
+        """End a part that is not the last: its gradient is kept, the model's are gone."""
+        self._keep()
 
     def finish(self) -> None:
         """Reduce the control slots alone if the loop body ran no backward."""
@@ -74,6 +95,8 @@ class GradientSum:
 
     def _ready(self, param: torch.Tensor) -> None:
         """Count a finished gradient (called by autograd); a full bucket starts at once."""
+        if self._part + 1 < self._parts:
+            return self._queue_once(self._keep)
         if self._group is None or self._group.pg is None or self.failure is not None:
             return self._queue_once(self._local)
         self._queue_once(self._reduce)
@@ -97,9 +120,41 @@ class GradientSum:
     def _local(self) -> None:
         self._queued = False
         if self.failure is not None:
-            self._forget()
-        elif self._group is not None:
+            return self._forget()
+        if self._parts > 1:
+            for bucket in self._buckets:
+                self._fill(bucket)
+            self._note_seen()
+            self._hand_back({id(p) for p in self._params} - self._seen)
+        if self._group is not None:
             self.heard = self.control
+        return None
+
+    def _keep(self) -> None:
+        """Add a part's gradient to what is kept (called by autograd, or when the part ends)."""
+        self._queued = False
+        if all(p.grad is None for p in self._params):
+            return
+        self._note_seen()
+        for bucket in self._buckets:
+            self._fill(bucket)
+            bucket.kept = bucket.flat.clone() if bucket.kept is None else bucket.kept
+            bucket.kept.copy_(bucket.flat)
+        self._forget()
+
+    def _note_seen(self) -> None:
+        self._seen.update(id(p) for p in self._params if p.grad is not None)
+
+    def _fill(self, bucket: _Bucket) -> None:
+        """Put the part's gradient by its weight, and what was kept before, into the flat tensor."""
+        if self._weight == 0.0:
+            bucket.flat.zero_()  # not 0 * gradient: that would let a NaN through
+        else:
+            _gather(bucket)
+            bucket.flat.mul_(self._weight)
+        if bucket.kept is not None:
+            bucket.flat.add_(bucket.kept)
+            bucket.kept.zero_()  # a second backward of this part adds its own only
 
     def _reduce(self) -> None:
         """Finish the step's reduction (called by autograd when backward ends)."""
@@ -117,7 +172,9 @@ class GradientSum:
         except RuntimeError as error:
             self._fail(group, error)
         else:
-            self._hand_back()
+            used = self._tail[: len(self._params)].tolist()
+            self._hand_back({id(p) for p, n in zip(self._params, used, strict=True) if n == 0})
+            self.heard = Control(*self._tail[-SLOTS:].tolist())
         return None
 
     def _launch(self) -> None:
@@ -125,22 +182,17 @@ class GradientSum:
         bucket, group = self._buckets[self._launched], self._group
         assert group is not None
         self._launched += 1
-        if self._weight == 0.0:
-            bucket.flat.zero_()  # not 0 * gradient: that would let a NaN through
-        else:
-            _gather(bucket)
-            bucket.flat.mul_(self._weight)
+        self._fill(bucket)
         bucket.work = group.sum_async(bucket.flat)
 
     def _launch_tail(self, group: Group) -> Any:
-        used = [0.0 if p.grad is None else 1.0 for p in self._params]
+        self._note_seen()
+        used = [float(id(p) in self._seen) for p in self._params]
         self._tail.copy_(torch.tensor(used + self.control.values()))
         return group.sum_async(self._tail)
 
-    def _hand_back(self) -> None:
-        self._used = self._tail[: len(self._params)]
-        self.heard = Control(*self._tail[-SLOTS:].tolist())
-        unused = {id(p) for p, n in zip(self._params, self._used.tolist(), strict=True) if n == 0}
+    def _hand_back(self, unused: set[int]) -> None:
+        """Make the flat tensors' sums the gradients; parameters that nobody used have none."""
         for bucket in self._buckets:
             pairs = [pv for pv in zip(bucket.params, bucket.views, strict=True)]
             pairs = [(p, v) for p, v in pairs if id(p) not in unused]
@@ -164,24 +216,27 @@ class GradientSum:
         for param in self._params:
             param.grad = None
 
-    def _make_buckets(self) -> None:
+    def _refuse_other_devices(self) -> None:
         if any(p.device.type != "cpu" for p in self._params):
             raise NotBuiltError(
                 "groups of more than one worker are built for CPU (gloo) only; NCCL is not yet",
                 hint="train on one VM, or move the model to the CPU",
             )
-        waiting: dict[torch.dtype, list[nn.Parameter]] = {}
+
+    def _make_buckets(self) -> None:
+        waiting: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for param in reversed(self._params):  # about the order in which backward finishes them
-            members = waiting.setdefault(param.dtype, [])
+            kind = (param.dtype, param.device)
+            members = waiting.setdefault(kind, [])
             members.append(param)
             if sum(p.numel() * p.element_size() for p in members) >= self._bucket_bytes:
-                self._add_bucket(waiting.pop(param.dtype))
+                self._add_bucket(waiting.pop(kind))
         for members in waiting.values():
             self._add_bucket(members)
         self._tail = torch.zeros(len(self._params) + SLOTS)
 
     def _add_bucket(self, params: list[nn.Parameter]) -> None:
-        flat = torch.zeros(sum(p.numel() for p in params), dtype=params[0].dtype)
+        flat = params[0].detach().new_zeros(sum(p.numel() for p in params))
         parts = torch.split(flat, [p.numel() for p in params])
         views = [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
         bucket = _Bucket(params, flat, views)

@@ -22,6 +22,7 @@ from surefoot.core.wire import (
     decode,
     encode,
 )
+from surefoot.train.control import Control
 
 AGENT_LOST_EXIT = 75
 """Exit code of a worker whose agent vanished (EX_TEMPFAIL): the VM is no longer in the run."""
@@ -34,6 +35,19 @@ class SaveWish:
     deadline_s: float | None = None
     reason: str = ""
     asked_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the deadline; a negative number stands for a wish without one."""
+        return -1.0 if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+
+
+def agreed(heard: Control) -> SaveWish | None:
+    """Return the wish that the ranks together made in a step, if any did."""
+    if not heard.urgent:
+        return None
+    left_s = heard.left_s / heard.urgent
+    return SaveWish(time.monotonic() + left_s if left_s >= 0 else None, "agreed")
 
 
 @dataclass(slots=True)

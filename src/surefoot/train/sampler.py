@@ -77,12 +77,8 @@ class DataOrder:
     def share(self, step: int, rank: int, world: int) -> Share:
         """Return the part of `rank`: contiguous, sizes differ by one at most."""
         ids = self.ids(step)
-        small, more = divmod(len(ids), world)
-        start = rank * small + min(rank, more)
-        mine = ids[start : start + small + (rank < more)]
-        if len(mine) == 0:
-            return Share([int(ids[0])], 0.0)
-        return Share([int(i) for i in mine], len(mine) / len(ids))
+        share = share_of(len(ids), rank, world)
+        return Share([int(ids[place]) for place in share.ids], share.weight)
 
 
 @functools.lru_cache(maxsize=4)
@@ -94,8 +90,14 @@ def _block(order: DataOrder, epoch: int, block: int) -> Ids:
     return permute(places, order.samples, (order.seed, epoch)) if order.shuffle else places
 
 
+def share_of(size: int, part: int, of: int) -> Share:
+    """Return a part of a batch of `size` as places in it; one place of weight 0 if it is empty."""
+    mine = parts_of(size, part, of)
+    return Share(list(mine), len(mine) / size) if mine else Share([0], 0.0)
+
+
 def parts_of(shards: int, rank: int, world: int) -> range:
-    """Return the shards of a rank: contiguous, so that ranks in order have shards in order."""
+    """Return what a rank has of things in order: contiguous, counts differ by one at most."""
     small, more = divmod(shards, world)
     start = rank * small + min(rank, more)
     return range(start, start + small + (rank < more))
@@ -105,9 +107,9 @@ def parts_of(shards: int, rank: int, world: int) -> range:
 class Cut:
     """How a step's batch is cut for one rank: `parts` of `of`, each computed by itself.
 
-    Normally a rank has one part, its own, of as many as there are ranks. With fixed shards it
-    has several, always the same ones whoever computes them; a rank without any computes the
-    first one for nothing.
+    Normally a rank has one part, its own, of as many as there are ranks, or as many equal ones
+    as keep a part within its limit. With fixed shards the parts are always the same ones whoever
+    computes them; a rank without any computes the first one for nothing.
     """
 
     parts: range
@@ -115,16 +117,22 @@ class Cut:
     idle: bool = False
 
     @staticmethod
-    def make(rank: int, world: int, shards: int = 0) -> Cut:
-        """Return a rank's cut; `shards` 0: one part a rank."""
+    def make(rank: int, world: int, shards: int = 0, *, pieces: int = 1) -> Cut:
+        """Return a rank's cut; `shards` 0: `pieces` parts a rank."""
         if not shards:
-            return Cut(range(rank, rank + 1), world)
+            return Cut(range(rank * pieces, (rank + 1) * pieces), world * pieces)
         parts = parts_of(shards, rank, world)
         return Cut(parts or range(1), shards, idle=not parts)
 
     def share(self, order: DataOrder, step: int, number: int) -> Share:
         """Return the number-th part of a step."""
-        share = order.share(step, self.parts[number], self.of)
+        return self._counting(order.share(step, self.parts[number], self.of))
+
+    def places(self, size: int, number: int) -> Share:
+        """Return the number-th part of a batch of `size` as places in it."""
+        return self._counting(share_of(size, self.parts[number], self.of))
+
+    def _counting(self, share: Share) -> Share:
         return Share(share.ids, 0.0) if self.idle else share
 
 

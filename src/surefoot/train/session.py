@@ -5,36 +5,32 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from types import FrameType, TracebackType
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 
 from surefoot.checkpoint import Checkpointer
-from surefoot.core.wire import Finished, Formed, Metric, Noticed, Ready, Stepped
+from surefoot.core.wire import Finished, Formed, Metric, Ready, Stepped
 from surefoot.train.control import Control
 from surefoot.train.diverged import first_bad, refuse_diverged
 from surefoot.train.elastic import Membership, Patience
 from surefoot.train.environment import end_promptly, positive
-from surefoot.train.feed import Feed, order_of
+from surefoot.train.feed import feed_of, pieces_of
 from surefoot.train.figures import Figures
 from surefoot.train.group import Group, GroupError
-from surefoot.train.link import Link, SaveWish
+from surefoot.train.link import Link, SaveWish, agreed
 from surefoot.train.rewind import StepUndo, gate, seed_step
-from surefoot.train.sampler import Cut
+from surefoot.train.sampler import Cut, Share
 from surefoot.train.saver import Saver
+from surefoot.train.signals import Signals
 from surefoot.train.state import TrainingState
 from surefoot.train.stepclock import StepClock, since_process_start_ms
-from surefoot.train.tree import SHARDS, TreeSum, gradients_of
+from surefoot.train.tree import SHARDS, gradients_of
 
 _log = logging.getLogger("surefoot.train")
-
-_GRACE_S = 30
-"""Time that a bare SIGTERM is taken to leave; SUREFOOT_GRACE_S sets another."""
 
 
 class Session:
@@ -43,7 +39,11 @@ class Session:
     `dataloader.batch_size` is the global batch, whatever the number of workers; `checkpoint`
     (default: SUREFOOT_CHECKPOINT) is a path or URL. `extra` names further objects that have
     state_dict() and load_state_dict(), such as a grad scaler. `save_interval_s` counts when no
-    controller sets the interval. Started without an agent it is a world of one, and SIGTERM or
+    controller sets the interval. `micro_batch` is the most samples that a forward may hold: a
+    worker whose share is larger gets it in equal parts, one after the other, and the gradient is
+    that of all (accumulation follows the size of the fleet); `stepped` is True for the last.
+    A loader over an iterable data set is read by every worker, who takes its rows; a step is one
+    batch of it. Started without an agent it is a world of one, and SIGTERM or
     Ctrl-C saves and exits with 128 + the signal's number.
 
         with Session(model=model, optimizer=optimizer, dataloader=loader) as session:
@@ -56,7 +56,7 @@ class Session:
 
     With `deterministic` the weights are bitwise the same for any number of workers and through
     any changes of it, on CPUs of one kind: each step yields this worker's part of `shards` fixed
-    shards, one after the other, and `stepped` is True for the last.
+    shards, one after the other, as with `micro_batch`.
 
     A step that loses a member in the middle is yielded again once the group has re-formed, with
     the same samples and random numbers; its loop body ran for nothing (`session.stepped` is
@@ -68,13 +68,14 @@ class Session:
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        dataloader: torch.utils.data.DataLoader[Any],
+        dataloader: Iterable[Any],
         scheduler: Any = None,
         extra: Mapping[str, Any] | None = None,
         seed: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         keep: int | None = None,
         save_interval_s: float = 300.0,
+        micro_batch: int | None = None,
         deterministic: bool = False,
         shards: int = SHARDS,
     ) -> None:
@@ -83,9 +84,8 @@ class Session:
         if self._pace is not None:
             torch.set_num_threads(1)  # a local VM is a slice of this machine
         self._model = model
-        self._order = order_of(dataloader, seed)
-        self._feed = Feed(dataloader, self._order)
-        self._state = TrainingState(model, optimizer, scheduler, extra or {}, self._order)
+        self._feed = feed_of(dataloader, seed)
+        self._state = TrainingState(model, optimizer, scheduler, extra or {}, self._feed)
         self._undo = StepUndo(optimizer, scheduler)
         for part in (extra or {}).values():
             if isinstance(part, torch.amp.GradScaler):
@@ -104,17 +104,17 @@ class Session:
             report=self._link.send,
         )
         self._shards = shards if deterministic else 0
+        self._micro_batch = micro_batch
+        self._shares: list[Share] = []
         self._was_deterministic = torch.are_deterministic_algorithms_enabled()
         self._gradients = gradients_of(model, self._shards)
         self._group: Group | None = None
-        self._signal = 0
-        self._old_signals: dict[int, Any] = {}
         self._figures = Figures()
         self._clock = StepClock()
         self._formed: Formed | None = None
         self._leave_limit_s: float | None = None
         self._total = 0
-        self._catch_signals()
+        self._signals = Signals(self._link)
         if not self._link.alone:
             atexit.register(end_promptly)
         self._link.start()
@@ -197,7 +197,8 @@ class Session:
                     return
                 continue
             step = self._state.step
-            cut = Cut.make(group.rank, group.world, self._shards)
+            pieces = pieces_of(self._feed.batch_size, group.world, self._micro_batch)
+            cut = Cut.make(group.rank, group.world, self._shards, pieces=pieces)
             self._begin_step(group, cut)
             yield step, self._begin_part(group, cut, 0)
             for number in range(1, len(cut.parts)):
@@ -219,34 +220,31 @@ class Session:
         self._saver.close()
         self._membership.drop()
         self._link.close()
-        for number, old in self._old_signals.items():
-            signal.signal(number, old)
+        self._signals.close()
 
     # -- one step ------------------------------------------------------------------------------
 
     def _begin_step(self, group: Group, cut: Cut) -> None:
-        shares = [cut.share(self._order, self._state.step, n) for n in range(len(cut.parts))]
+        self._shares = shares = self._feed.shares(self._state.step, cut)
         samples = sum(share.samples for share in shares)
         self._clock.begin(0.0 if self._pace is None else samples / self._pace)
-        self._gradients.begin(group, shares[0].weight, self._say(group))
+        self._gradients.begin(group, shares[0].weight, self._say(group), len(shares))
         self._figures.begin_step(samples)
         self._touched = False
 
     def _begin_part(self, group: Group, cut: Cut, number: int) -> Any:
         """Return the number-th part of this worker's batch; most often there is only one."""
         step = self._state.step
-        weight = cut.share(self._order, step, number).weight
-        if isinstance(self._gradients, TreeSum):
-            self._gradients.begin_part(number, weight)
+        weight = self._shares[number].weight
+        self._gradients.begin_part(number, weight)
         self._figures.begin_part(weight)
         self._undo.mark()
         batch = self._feed.batch(step, self._total, cut, number)
-        seed_step(self._order.seed, step, cut.parts[number])
+        seed_step(self._feed.seed, step, cut.parts[number])
         return batch
 
     def _end_part(self) -> None:
         """The gradient of a part is kept; the loop body's other doings count once a step."""
-        assert isinstance(self._gradients, TreeSum)  # only its steps have several parts
         self._gradients.finish_part()
         self._touched = False
         self._undo.undo()
@@ -262,8 +260,8 @@ class Session:
         wish = orders.save
         if wish is not None and self._saver.is_new(wish):
             control.urgent = 1.0
-            control.left_s = _left_s(wish)
-        if orders.stop is not None or self._signal:
+            control.left_s = wish.left_s
+        if orders.stop is not None or self._signals.number:
             control.stop = 1.0
             control.drop = float(orders.stop is not None and not orders.stop.save)
         figures = self._figures
@@ -289,7 +287,7 @@ class Session:
             self._saver.interval_s = orders.interval_s
         if heard.stop:
             self._stop(group, save=not heard.drop)
-        wish = _agreed(heard)
+        wish = agreed(heard)
         if wish is not None:
             self._begin_save("emergency", wish, orders.save)
         elif heard.save:
@@ -356,7 +354,7 @@ class Session:
         membership = self._membership
         while True:
             orders = self._link.orders
-            if orders.stop is not None or self._signal:
+            if orders.stop is not None or self._signals.number:
                 self._stop(None, save=orders.stop is None or orders.stop.save)
             if orders.leave and (membership.excluded or not membership.next_number):
                 self._exit(0)
@@ -450,43 +448,7 @@ class Session:
                     group.gather_rows([1])
                 except GroupError:
                     _log.warning("a member was lost during the final save")
-        self._exit(128 + self._signal if self._signal else 0)
+        self._exit(128 + self._signals.number if self._signals.number else 0)
 
     def _exit(self, code: int) -> NoReturn:
         raise SystemExit(code)
-
-    # -- signals -------------------------------------------------------------------------------
-
-    def _catch_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        numbers = (signal.SIGTERM, signal.SIGINT) if self._link.alone else (signal.SIGTERM,)
-        for number in numbers:
-            self._old_signals[number] = signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Only note it: the loop saves at a step boundary. A second one has its usual effect."""
-        if self._link.alone:
-            self._signal = number
-            signal.signal(number, self._old_signals[number])
-            return
-        left_ms = round((positive(os.environ, "SUREFOOT_GRACE_S") or _GRACE_S) * 1000)
-        self._link.wish_save(left_ms, "signal")
-        threading.Thread(
-            target=self._link.send, args=(Noticed(left_ms, "signal"),), daemon=True
-        ).start()
-
-
-def _left_s(wish: SaveWish) -> float:
-    """Return seconds to the deadline; a negative number stands for a wish without one."""
-    if wish.deadline_s is None:
-        return -1.0
-    return max(0.0, wish.deadline_s - time.monotonic())
-
-
-def _agreed(heard: Control) -> SaveWish | None:
-    """Return the wish that the ranks together made in a step, if any did."""
-    if not heard.urgent:
-        return None
-    left_s = heard.left_s / heard.urgent
-    return SaveWish(time.monotonic() + left_s if left_s >= 0 else None, "agreed")

@@ -10,9 +10,10 @@ import torch
 
 from surefoot.core.wire import Formed
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.train.feed import Feed
 from surefoot.train.group import Group
-from surefoot.train.sampler import DataOrder
 from surefoot.train.saver import Saver
+from surefoot.train.stream import StreamFeed
 from surefoot.train.transfer import pairs, recv_state, send_state
 
 FRESH = -1
@@ -28,7 +29,7 @@ class TrainingState:
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
         extra: Mapping[str, Any],
-        order: DataOrder,
+        feed: Feed | StreamFeed,
     ) -> None:
         self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
         if scheduler is not None:
@@ -38,18 +39,13 @@ class TrainingState:
             if name in taken:
                 raise ConfigError(f"extra={{{name!r}: ...}}: the name is taken, choose another")
             self._parts[name] = part
-        self._order = order
+        self._feed = feed
         self.step = FRESH
 
     def take(self) -> dict[str, Any]:
         """Return the state; tensors are the live ones, not copies."""
         state = {name: part.state_dict() for name, part in self._parts.items()}
-        state["data"] = {
-            "step": self.step,
-            "seed": self._order.seed,
-            "samples": self._order.samples,
-            "batch": self._order.batch,
-        }
+        state["data"] = {"step": self.step} | self._feed.describe(self.step)
         return state
 
     def put(self, state: Mapping[str, Any]) -> None:
@@ -62,9 +58,10 @@ class TrainingState:
                 " what this script trains",
                 hint="give Session the model, optimizer, scheduler and extra of the run before",
             )
-        self._check_data(state["data"])
+        self._feed.check(state["data"])
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
+        self._feed.seek(state["data"])
         self.step = int(state["data"]["step"])
 
     def sync(self, group: Group, saver: Saver) -> Formed:
@@ -108,19 +105,3 @@ class TrainingState:
                 send_state(group, taker, self.take())
             elif group.rank == taker:
                 self.put(recv_state(group, giver))
-
-    def _check_data(self, saved: Mapping[str, Any]) -> None:
-        ours = {"seed": self._order.seed, "samples": self._order.samples}
-        for name, value in ours.items():
-            if saved.get(name) != value:
-                raise ConfigError(
-                    f"the run was begun with {name}={saved.get(name)} and goes on with"
-                    f" {name}={value}: samples would be repeated or skipped",
-                    hint="give the data set and seed of the run before, or a new checkpoint path",
-                )
-        if saved.get("batch") != self._order.batch:
-            raise ConfigError(
-                f"the run was begun with a global batch of {saved.get('batch')}, this is"
-                f" {self._order.batch}: samples would be repeated or skipped",
-                hint="keep the batch size of the run before, or give a new checkpoint path",
-            )

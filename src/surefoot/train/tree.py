@@ -73,7 +73,7 @@ class TreeSum:
             each.remove()
         self._hooks = []
 
-    def begin(self, group: Group, weight: float, control: Control) -> None:
+    def begin(self, group: Group, weight: float, control: Control, parts: int = 1) -> None:
         """Start a step with its first part; `weight` is that part's in the global mean."""
         self._group, self.control = group, control
         self.heard, self.failure = None, None
