@@ -8,26 +8,19 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from _common import Bars, options, table
-from surefoot.testing.chaos import shrink, storm
+from surefoot.testing.chaos import crashes, shrink, storm, storms
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "crash"))
 
 import pytest
 from chaos_mutants import PLANTED
 
-CHUNK = 50
 LIMIT = 2_000
 
 
-def storms(first: int) -> tuple[list[int], int, float]:
-    """Return (seeds that failed, operations, CPU seconds) of a chunk of seeds."""
-    began, failed, operations = time.process_time(), [], 0
-    for seed in range(first, first + CHUNK):
-        verdict = storm(seed)
-        operations += verdict.operations
-        if verdict.wrong:
-            failed.append(seed)
-    return failed, operations, time.process_time() - began
+def killed(seed: int) -> int:
+    """Return how many kills a run did not survive: before and after each of its operations."""
+    return len(crashes(seed))
 
 
 def caught(name: str) -> int:
@@ -44,23 +37,28 @@ def main() -> int:
     """Run the storms and the planted faults; check the bars."""
     parser = options(__doc__ or "")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
     given = parser.parse_args()
     count = 300 if given.quick else 10_000
-    began = time.perf_counter()
+    began, done = time.perf_counter(), []
+    for chunk in storms(range(given.start, given.start + count), workers=given.workers):
+        done.append(chunk)
+    wall_s = time.perf_counter() - began
     with ProcessPoolExecutor(given.workers) as pool:
-        done = list(pool.map(storms, range(0, count, CHUNK)))
-        wall_s = time.perf_counter() - began
+        kills = 0 if given.quick else sum(pool.map(killed, (1, 2, 3, 4)))
         found = dict(zip(PLANTED, pool.map(caught, PLANTED), strict=True))
-    failed = [seed for seeds, _, _ in done for seed in seeds]
-    cpu_s = sum(s for _, _, s in done)
+    failed = [seed for chunk in done for seed in chunk.failed]
+    cpu_s = sum(chunk.cpu_s for chunk in done)
     for seed in failed[:3]:
         print(shrink(storm(seed)).tell())
-    print(f"{count} storms: {len(failed)} failed, {sum(o for _, o, _ in done)} operations")
+    operations = sum(chunk.operations for chunk in done)
+    print(f"{count} storms: {len(failed)} failed, {operations} operations")
     print(f"{cpu_s / count * 1000:.0f} ms of CPU a storm, {wall_s:.0f} s on the wall")
     table(("planted fault", "caught after seeds"), list(found.items()))
     bars = Bars("controller_chaos")
     bars.rows = {"failed": failed, "planted": found, "wall_s": wall_s, "cpu_s": cpu_s}
     bars.at_most("storms with a violation", len(failed), 0)
+    bars.at_most("kills at a write or call that a run did not survive", kills, 0)
     bars.at_most("CPU minutes of 10,000 storms on 2 cores", cpu_s / count * 10_000 / 120, 15)
     bars.at_most("seeds until the last planted fault is caught", max(found.values()), LIMIT)
     return bars.finish(given.json)

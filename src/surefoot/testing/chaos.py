@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from surefoot.core.event import (
@@ -156,22 +158,71 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="run this one only, and tell its story")
     parser.add_argument("--seeds", type=int, default=300, help="how many (default 300)")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--workers", type=int, default=0, help="processes (default: one a core)")
     given = parser.parse_args(arguments)
     if given.seed is not None:
         return _one(given.seed)
-    began, failed = time.process_time(), []
-    for seed in range(given.start, given.start + given.seeds):
-        verdict = storm(seed)
-        if verdict.wrong:
-            failed.append(verdict)
-            print(f"seed {seed}: {verdict.wrong[0]}", flush=True)
-    took = time.process_time() - began
-    for verdict in failed[:3]:
-        print(shrink(verdict).tell())
-    print(f"{given.seeds} storms, {len(failed)} failed, {took:.1f} s of CPU")
-    if failed:
-        print("failed:", *(v.seed for v in failed))
+    began = time.monotonic()
+    seeds = range(given.start, given.start + given.seeds)
+    failed = []
+    for chunk in storms(seeds, workers=given.workers):
+        failed += chunk.failed
+        for seed in chunk.failed:
+            print(f"seed {seed} failed", flush=True)
+    for seed in failed[:3]:
+        print(shrink(storm(seed)).tell())
+    print(f"{given.seeds} storms, {len(failed)} failed, {time.monotonic() - began:.1f} s")
     return 1 if failed else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What some storms in a row came to."""
+
+    failed: tuple[int, ...]
+    """Seeds with a violation."""
+    operations: int
+    cpu_s: float
+
+
+CHUNK = 25
+
+
+def storms(seeds: Sequence[int], *, workers: int = 0) -> Iterator[Chunk]:
+    """Run the storms of many seeds over processes (0: one a core); yield as they end, in order."""
+    chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
+    count = min(workers or os.cpu_count() or 1, len(chunks))
+    if count <= 1:
+        yield from map(_chunk, chunks)
+        return
+    with ProcessPoolExecutor(count) as pool:
+        yield from pool.map(_chunk, chunks)
+
+
+def _chunk(seeds: Sequence[int]) -> Chunk:
+    began, failed, operations = time.process_time(), [], 0
+    for seed in seeds:
+        verdict = storm(seed)
+        operations += verdict.operations
+        if verdict.wrong:
+            failed.append(seed)
+    return Chunk(tuple(failed), operations, time.process_time() - began)
+
+
+def crashes(seed: int, *, every: int = 1, first: int = 0) -> list[Verdict]:
+    """Return the failing verdicts of a run that is killed before, and after, its n-th operation.
+
+    For each n-th of `every` operations from `first` on, of a storm without any other fault; an
+    operation is a journal write or a call of the provider.
+    """
+    calm = storm(seed, ())
+    found = [calm] if calm.wrong else []
+    for at in range(1 + first, calm.operations + 1, every):
+        for kind in ("crash_before", "crash_after"):
+            verdict = storm(seed, (Fault(kind, at),))
+            if verdict.wrong:
+                found.append(verdict)
+    return found
 
 
 def _one(seed: int) -> int:
@@ -184,7 +235,7 @@ def _one(seed: int) -> int:
     return 1 if verdict.wrong else 0
 
 
+__all__ = ["RUN", "Verdict", "crashes", "main", "shrink", "storm", "storms"]
+
 if __name__ == "__main__":
     sys.exit(main())
-
-__all__ = ["RUN", "Verdict", "main", "shrink", "storm"]

@@ -14,6 +14,8 @@ AT_TIMES = (
     "price",
     "notice",
     "late_notice",
+    "early_notice",
+    "broken_notice",
     "false_notice",
     "double_notice",
     "moved_notice",

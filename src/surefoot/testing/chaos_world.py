@@ -300,6 +300,10 @@ class ChaosWorld:
                 cloud.notice(token, NOTICE_MS, take_ms=NOTICE_MS)
             case "late_notice":
                 cloud.notice(token, span // 20, take_ms=span // 20)
+            case "early_notice":
+                cloud.notice(token, 2 * NOTICE_MS, take_ms=2 * NOTICE_MS)
+            case "broken_notice":  # taken before the time that it was promised
+                cloud.notice(token, NOTICE_MS, take_ms=span % NOTICE_MS)
             case "false_notice":
                 cloud.notice(token, span, take_ms=None)
             case "double_notice":
