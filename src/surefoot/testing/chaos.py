@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _one(given.seed)
     began = time.monotonic()
     seeds = range(given.start, given.start + given.seeds)
-    failed = []
+    failed: list[int] = []
     for chunk in storms(seeds, workers=given.workers):
         failed += chunk.failed
         for seed in chunk.failed:
