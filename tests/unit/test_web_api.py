@@ -111,7 +111,7 @@ def test_the_token_file_is_private_or_refused(tmp_path: Path) -> None:
         read_token(file)
     file.chmod(0o600)
     file.write_text("short\n")
-    with pytest.raises(AuthError, match="no token"):
+    with pytest.raises(AuthError, match="there is no token"):
         make_token(file)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from surefoot.cli import frame, live, outdir
+from surefoot.cli import frame, live, outdir, remote
 from surefoot.controller.store import Store
 from surefoot.controller.store.codec import encode_event
 from surefoot.core.event import Event, RunEnded, RunStarted, State, apply
@@ -32,8 +32,15 @@ def events(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line: seq, at_ms, kind, body.")
     ] = False,
+    url: remote.Url = None,
+    token_file: remote.TokenFile = None,
 ) -> None:
     """Tell what happened in a run, from its journal."""
+    if url is not None:
+        kinds = set(kind or ())
+        terms = {"follow": follow, "every": every, "as_json": as_json}
+        remote.events(url, token_file, out, kinds=kinds, **terms)
+        return
     folder = out or outdir.newest()
     card = outdir.read(folder).card
     wanted = set(kind or ())

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from surefoot.cli import frame, outdir, stop
+from surefoot.cli import frame, outdir, remote, stop
 from surefoot.core.event import InstanceLaunched
 from surefoot.errors import ConfigError, NotBuiltError
 from surefoot.report.logfile import LOGS, Log, log_paths
@@ -28,8 +28,15 @@ def logs(
     agent: Annotated[bool, typer.Option("--agent", help="The agents' logs.")] = False,
     tail: Annotated[int, typer.Option(help="Lines of each VM to begin with.")] = 40,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (not with -f).")] = False,
+    url: remote.Url = None,
+    token_file: remote.TokenFile = None,
 ) -> None:
     """Show the logs of a run's VMs; gone ones keep theirs. VMs of a cloud keep them there."""
+    if url is not None:
+        which = "agent" if agent else "worker"
+        terms = {"follow": follow, "as_json": as_json}
+        remote.logs(url, token_file, out, vm, kind=which, tail=tail, **terms)
+        return
     folder = out or outdir.newest()
     found = outdir.read(folder)
     name = LOGS["agent" if agent else "worker"]

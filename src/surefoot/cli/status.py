@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from surefoot.cli import frame, live, outdir
+from surefoot.cli import frame, live, outdir, remote
 from surefoot.report import Story
 from surefoot.report.clean import clean
 from surefoot.report.numbers import rows_of
@@ -19,8 +19,13 @@ from surefoot.report.standing import standing
 def status(
     out: Annotated[Path | None, typer.Argument(help=outdir.WHICH)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    url: remote.Url = None,
+    token_file: remote.TokenFile = None,
 ) -> None:
     """Say how a run stands."""
+    if url is not None:
+        remote.status(url, token_file, out, as_json=as_json)
+        return
     found = outdir.read(out or outdir.newest())
     story = Story(found.card.job()).add_all(found.events)
     body = status_of(found, story)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from surefoot.cli import frame, outdir
+from surefoot.cli import frame, outdir, remote
 from surefoot.controller.leader import Leader, ask_to_stop, here
 from surefoot.controller.leader import leader_of as leader_of
 from surefoot.errors import ConfigError, SurefootError
@@ -21,10 +21,15 @@ def stop(
     out: Annotated[Path | None, typer.Argument(help=outdir.WHICH)] = None,
     wait: Annotated[int, typer.Option(help="Seconds to wait for the end; 0 only asks.")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    url: remote.Url = None,
+    token_file: remote.TokenFile = None,
 ) -> None:
     """Stop a run cleanly: a last checkpoint, then no VM is left.
 
     The same `surefoot run` resumes it. A run on another host is named, not touched."""
+    if url is not None:
+        remote.stop(url, token_file, out, wait=wait, as_json=as_json)
+        return
     folder = out or outdir.newest()
     found = outdir.read(folder)
     leader = leader_of(folder / outdir.JOURNAL, found.card.run)

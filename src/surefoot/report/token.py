@@ -25,18 +25,20 @@ def read_token(path: Path) -> str:
         mode, text = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         raise AuthError(
-            f"{path}: there is no token here",
+            f"there is no token file {path}",
             hint="copy it from the machine that runs `surefoot dashboard`; name it by --token-file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise AuthError(f"{path}: cannot be read: {error}") from error
+        raise AuthError(f"{path} cannot be read ({error})") from error
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(
-            f"{path}: others may read this token (mode {stat.S_IMODE(mode):04o})",
+            f"others may read the file {path} (mode {stat.S_IMODE(mode):04o})",
             hint=f"chmod 600 {path}",
         )
     if len(text) < 16 or not text.isascii() or any(c.isspace() for c in text):
-        raise AuthError(f"{path}: this is no token", hint="remove the file; a new one is made")
+        raise AuthError(
+            f"there is no token in the file {path}", hint="remove the file; a new one is made"
+        )
     return text
 
 
