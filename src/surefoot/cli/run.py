@@ -25,6 +25,7 @@ from surefoot.config import JobFile, load_job
 from surefoot.controller.clock import Clock, RealClock
 from surefoot.controller.hub import Hub
 from surefoot.controller.loop import Controller
+from surefoot.controller.settings import Settings
 from surefoot.controller.store import Store
 from surefoot.core.event import Event
 from surefoot.core.forecast import get_forecaster
@@ -35,10 +36,20 @@ from surefoot.errors import ConfigError
 from surefoot.report import Story, write_report
 from surefoot.report.clean import clean
 from surefoot.report.numbers import dollars, rows_of
+from surefoot.train.torchrun import check_command, engine_of
 
 HUB_FILE = "hub.json"
 WAIT_S = 0.25
 ASKED_FUTURES = 12
+
+RESTARTED: dict[str, Any] = {
+    "batch_ms": 3_000,
+    "form_limit_ms": 300_000,
+    "leave_margin_ms": 6_000,
+    "by_checkpoint": True,
+}
+"""The controller's ways where each change of the group starts the command anew: joiners come in
+together, a start may take minutes, and a VM leaves early enough for a save before it."""
 
 
 def run(
@@ -53,6 +64,7 @@ def run(
     job_file = load_job(job, now_ms=clock.now_ms())
     refuse_while_led(job_file)
     ground = clouds.ground_of(job_file)
+    settings = _settings(job_file, ground)
     if ground.spends and not yes:
         _ask(job_file, ground.open(), as_json=as_json, now_ms=clock.now_ms())
     found = outdir.claim(job_file, now_ms=clock.now_ms())
@@ -81,7 +93,7 @@ def run(
             forecaster=get_forecaster(terms.forecaster),
             run=card.run,
             boot=boot,
-            settings=ground.settings,
+            settings=settings,
             on_event=(_teller(story, view),),
         )
         stack.callback(controller.close)
@@ -152,7 +164,11 @@ def _hub(job_file: JobFile, ground: clouds.Ground, clock: Clock) -> tuple[Hub, d
     boot = {
         "SUREFOOT_HUB": place,
         "SUREFOOT_SECRET": secret,
-        "SUREFOOT_COMMAND": _command(job_file),
+        "SUREFOOT_COMMAND": job_file.command,
+        "SUREFOOT_SETUP": job_file.setup,
+        "SUREFOOT_ENGINE": job_file.engine,
+        "SUREFOOT_WORKERS": str(job_file.workers),
+        "SUREFOOT_SCRIPT": json.dumps(dict(job_file.script)),
         "SUREFOOT_WORKDIR": ground.workdir,
         "SUREFOOT_CHECKPOINT": job_file.checkpoint,
         "SUREFOOT_KEEP": str(job_file.keep),
@@ -182,11 +198,20 @@ def _listen(listen: Any, port: int) -> socket.socket:
     return found
 
 
-def _command(job_file: JobFile) -> str:
-    """Return the shell text of a worker: set-up first, where there is one."""
-    if not job_file.setup.strip():
-        return job_file.command
-    return f"( {job_file.setup}\n) || exit $?\n{job_file.command}"
+def _settings(job_file: JobFile, ground: clouds.Ground) -> Settings:
+    """Return the controller's times; a command that is started anew needs more of it.
+
+    Raises ConfigError for options of torchrun that Surefoot sets.
+    """
+    wrong = check_command(job_file.command)
+    if wrong:
+        raise ConfigError(
+            f"{job_file.path}: run: {wrong} is for Surefoot to say: it changes with the fleet",
+            hint="leave only --nproc-per-node and the script's own options",
+        )
+    if engine_of(job_file.engine, job_file.command, str(job_file.workdir)) == "live":
+        return ground.settings
+    return replace(ground.settings, **RESTARTED)
 
 
 def _teller(story: Story, view: live.View) -> Any:

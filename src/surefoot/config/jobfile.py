@@ -74,6 +74,12 @@ class JobFile:
     """Folder or URL of the checkpoints."""
     keep: int = 3
     setup: str = ""
+    engine: str = "auto"
+    """What starts the command: live (it holds a Session), torchrun, or auto."""
+    workers: int = 1
+    """Processes in a VM, one for each GPU."""
+    script: Mapping[str, str] = field(default_factory=dict)
+    """The section `script`: how to speak with a command that does not import Surefoot."""
     envs: Mapping[str, str] = field(default_factory=dict)
     deadline: Deadline = Deadline()
     local: LocalSettings | None = None

@@ -103,6 +103,14 @@ class CheckpointFile(Section):
     keep: Annotated[int, Field(ge=1, le=10_000)] = 3
 
 
+class ScriptFile(Section):
+    """How a script that does not import Surefoot is asked to save, and shows what it does."""
+
+    save: str = ""
+    saved: str = ""
+    step: str = ""
+
+
 class LocalFile(Section):
     """Settings of the local provider: a market to replay and the kind of VMs."""
 
@@ -177,6 +185,9 @@ class JobModel(Section):
     envs: dict[str, str] = {}
     setup: str = ""
     run: Annotated[str, BeforeValidator(_command)]
+    engine: Literal["auto", "live", "torchrun"] = "auto"
+    workers_per_vm: Annotated[int, Field(ge=1, le=64)] = 1
+    script: ScriptFile = ScriptFile()
     steps: Annotated[int, Field(ge=1, le=10**12)] | None = None
     step_time: DurationMs | None = None
     deadline: Annotated[tuple[str, int], BeforeValidator(_deadline)] | None = None

@@ -62,6 +62,8 @@ class Ears:
     newest: Stepped | None = None
     saved_ms: int = 0
     finished: int | None = None
+    _failed: int = 0
+    """The newest generation whose start of the command failed by itself."""
     _journaled_ms: int = 0
     _pending: StepsDone | None = None
 
@@ -159,7 +161,12 @@ class Ears:
             self.exited.add(vm.token)
             self.told.add(vm.token)
             return []
-        was_ready = self.ready.pop(vm.token, None) is not None
+        if exited.generation:
+            if exited.generation == self._failed:
+                return []  # another VM of the group has reported it
+            self._failed, was_ready = exited.generation, True
+        else:
+            was_ready = self.ready.pop(vm.token, None) is not None
         setup = not was_ready and vm.state is not InstanceState.READY
         tail = "\n".join(exited.tail.splitlines()[-TAIL_LINES:])
         facts = self.flush()
@@ -187,11 +194,16 @@ class Ears:
         if formed.source == "checkpoint" and formed.restore_ms:
             facts.append(RestoreDone(now_ms, formed.step, formed.restore_ms))
         facts.append(
-            GroupFormed(now_ms, formed.generation, members, formed.step, formed.lost_steps)
+            GroupFormed(now_ms, formed.generation, members, formed.step, self._lost(formed))
         )
         if formed.reform_ms:
             facts.append(CostMeasured(now_ms, "reform_ms", formed.reform_ms))
         return facts
+
+    def _lost(self, formed: Formed) -> int:
+        """Return the steps thrown away: a new rank 0 cannot know how far the old one was."""
+        reported = self.newest.step if self.newest is not None else 0
+        return max(formed.lost_steps, reported - formed.step)
 
     def _broken(self, vm: Instance, broken: Broken, now_ms: int) -> list[Event]:
         if broken.generation != self.generation:

@@ -85,6 +85,9 @@ class Lead:
         } - members  # a VM that will be taken is not worth a re-forming
         leaving = frozenset(pressed | drained | fresh)
         waiting = ready.keys() - members - leaving - self.kept_out
+        if waiting and self.settings.by_checkpoint:  # one new start for both: come and go
+            noticed = {t for t, vm in present.items() if vm.state is InstanceState.NOTICED}
+            leaving |= noticed
         wave = wave_ms(fleet, sorted(waiting), members=len(members))
         return Seats(ready, leaving, frozenset(pressed), self.kept_out, wave)
 
@@ -109,6 +112,7 @@ class Lead:
             addresses=tuple(self.addresses.get(t, "") for t in change.members),
             lost=tuple(self.addresses[t] for t in change.lost if t in self.addresses),
             urgent=change.urgent or unknown,
+            former=self.record.formed.generation if self.record.formed is not None else 0,
         )
         if change.urgent and self.record.formed is not None:
             self.record.add(*self.ears.flush())

@@ -34,7 +34,7 @@ from surefoot.core.forecast.port import Forecaster
 from surefoot.core.job import Job
 from surefoot.core.plan import Checkpoint, Decision, Drain, Launch, Resize, Terminate
 from surefoot.core.trace import History
-from surefoot.core.wire import Hello, Leave, SaveNow, Stop
+from surefoot.core.wire import Hello, Leave, Saved, SaveNow, Stop
 from surefoot.errors import SurefootError, ThrottledError
 from surefoot.providers.base import Provider, Vm
 
@@ -218,6 +218,8 @@ class Controller:
                 self._stranger(news)
             else:
                 self.record.add(*self._ears.take(news, at_ms))
+                if isinstance(news.message, Saved):
+                    self._lead.tell(news.message)  # a change of the group may wait for it
         self._tell_notices(now_ms)
 
     def _stranger(self, said: Said) -> None:

@@ -55,7 +55,8 @@ def regroup(
 
     Survivors keep their order and joiners come behind them, so ranks are stable. A silent loss
     is urgent and takes waiting joiners along. Leavers go only when somebody who holds the live
-    state stays: otherwise the joiners come in first, and the leavers go once those have it.
+    state stays: otherwise the joiners come in first, and the leavers go once those have it (or
+    at once, where they hand over by a checkpoint).
     `again`: members asked for a new generation because the present one does not form.
     """
     lost = tuple(m for m in group.members if m not in seats.ready)
@@ -75,6 +76,8 @@ def regroup(
         return Regroup(stay + join, (), going, False, ", ".join(going) + " leaves")
     if not join or not _may_join(group, seats, join, now_ms, settings, settled=settled):
         return None
+    if going and settings.by_checkpoint:
+        return Regroup(join, (), going, False, ", ".join(going) + " leaves")
     return Regroup(stay + going + join, (), (), False, f"{len(join)} join")
 
 

@@ -57,6 +57,8 @@ class Settings:
     """Crashes of the user's code after which the run fails."""
     max_setup_failures: int = 2
     """VMs on which the worker may fail before any group ever trained."""
+    by_checkpoint: bool = False
+    """Whether state passes from group to group by checkpoints only, not from memory to memory."""
     reannounce: int = 2
     """A member that reports the same broken generation this often gets a new one."""
 

@@ -61,11 +61,16 @@ class Noticed(Message):
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited(Message):
-    """The training process ended: exit code, and the tail of its output when it failed."""
+    """The training process ended: exit code, and the tail of its output when it failed.
+
+    `generation` is set for a command that is started anew for each one: then all VMs of the group
+    report one and the same failure, and all are ready for the next start.
+    """
 
     kind: ClassVar[str] = "worker_exited"
     code: int
     tail: str = ""
+    generation: int = 0
 
 
 # -- worker -> agent -> controller (relay) -----------------------------------------------------
@@ -173,7 +178,8 @@ class Generation(Message):
 
     `tokens` and `addresses` have one entry a VM. `lost` are addresses of members that are
     believed dead: connections to them are to be cut at once. `urgent` False means: finish
-    the present step, then re-form.
+    the present step, then re-form. `former` is the generation that trains until this one stands,
+    0 when none does.
     """
 
     kind: ClassVar[str] = "generation"
@@ -182,6 +188,7 @@ class Generation(Message):
     addresses: tuple[str, ...]
     lost: tuple[str, ...] = ()
     urgent: bool = False
+    former: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,33 +17,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.core.wire import (
-    Beat,
-    Formed,
-    Generation,
-    Hello,
-    Leave,
-    Message,
-    Noticed,
-    Ready,
-    SetInterval,
-    Stop,
-    StoreUp,
-    WorkerExited,
-    encode,
-)
+from surefoot.core.wire import Beat, Hello, Leave, Message, Noticed, Stop
 from surefoot.errors import ConfigError
 from surefoot.providers.notice import NoticeWatcher
 from surefoot.providers.watchers import make_watcher
-from surefoot.train.child import Child, worker_environment
-from surefoot.train.lines import HubLine, Lines
+from surefoot.train.crew import Crew, LiveCrew, Memory
+from surefoot.train.lines import HubLine
+from surefoot.train.script import ScriptTerms
+from surefoot.train.torchrun import ScriptCrew, engine_of
 
 BEAT_S = 0.2
 _TICK_S = 0.05
-_MAX_PATH = 100
 _LOST_LEASE_EXIT = 75
 
 _log = logging.getLogger("surefoot.agent")
@@ -64,6 +51,10 @@ class AgentSettings:
     lease_s: float = 600.0
     grace_s: float = 30.0
     max_crashes: int = 3
+    engine: str = "auto"
+    setup: str = ""
+    workers: int = 1
+    script: ScriptTerms = ScriptTerms()
 
     @staticmethod
     def read(env: Mapping[str, str]) -> AgentSettings:
@@ -84,8 +75,10 @@ class AgentSettings:
             lease_s = float(env.get("SUREFOOT_LEASE_S") or 600)
             grace_s = float(env.get("SUREFOOT_GRACE_S") or 30)
             crashes = int(env.get("SUREFOOT_MAX_CRASHES") or 3)
+            workers = max(1, int(env.get("SUREFOOT_WORKERS") or 1))
         except ValueError as error:
-            raise ConfigError(f"SUREFOOT_LEASE_S, _GRACE_S, _MAX_CRASHES: {error}") from error
+            which = "SUREFOOT_LEASE_S, _GRACE_S, _MAX_CRASHES, _WORKERS"
+            raise ConfigError(f"{which}: {error}") from error
         return AgentSettings(
             hub,
             env["SUREFOOT_TOKEN"],
@@ -98,6 +91,10 @@ class AgentSettings:
             lease_s,
             grace_s,
             crashes,
+            env.get("SUREFOOT_ENGINE") or "auto",
+            env.get("SUREFOOT_SETUP", ""),
+            workers,
+            ScriptTerms.read(env.get("SUREFOOT_SCRIPT", "")),
         )
 
 
@@ -110,19 +107,13 @@ class Agent:
         self._hub = HubLine(
             self._selector, settings.hub, on_message=self._from_hub, greet=self._greet
         )
-        self._worker: Lines | None = None
-        self._child: Child | None = None
         self._memory = Memory()
-        self._crashes = 0
-        self._restart_s = 0.0
         self._leaving: str | None = None
         self._limit_s = float("inf")
         self._code = 0
         self._beat_s = 0.0
         self._done = threading.Event()
         self._inside, self._wakeup = socket.socketpair()
-        self._folder: str | None = None
-        self._path = ""
 
     def run(self) -> int:
         """Live until told to leave, the worker's work is over, or the lease ends."""
@@ -133,7 +124,9 @@ class Agent:
             self._flush()
             return self._code
         finally:
-            self._close()
+            self._done.set()
+            self._crew.kill()
+            self._hub.end()
 
     # -- one turn ------------------------------------------------------------------------------
 
@@ -144,43 +137,24 @@ class Agent:
         now_s = time.monotonic()
         if now_s - self._beat_s >= BEAT_S:
             self._beat_s = now_s
-            self._hub.send(Beat(worker_alive=self._child is not None))
-        self._watch_child(now_s)
+            self._hub.send(Beat(worker_alive=self._crew.alive))
+        self._crew.turn(now_s)
         if now_s - self._hub.heard_s > self._settings.lease_s and self._leaving is None:
             _log.warning("no controller for %.0f s: the lease is over", self._settings.lease_s)
             self._code = _LOST_LEASE_EXIT
             self._leave("lease", Stop(save=True))
 
-    def _watch_child(self, now_s: float) -> None:
-        if self._child is None:
-            if self._leaving is None and now_s >= self._restart_s:
-                self._start_child()
-            return
-        code = self._child.exit_code()
-        if code is None:
-            return
-        tail = self._child.tail() if code else ""
-        self._child.kill()  # what it left running in its session
-        self._child = None
-        self._memory.forget_group()
-        self._hub.send(WorkerExited(code, tail))
-        _log.info("worker exited with %d", code)
-        self._crashes += code != 0
-        self._restart_s = now_s + min(30.0, 0.5 * 2 ** (self._crashes - 1))
-        if code == 0 or self._crashes > self._settings.max_crashes:
-            self._restart_s = float("inf")  # its work is over, or it cannot do it
-
     def _over(self) -> bool:
         if self._leaving is None:
             return False
-        return self._child is None or time.monotonic() > self._limit_s
+        return not self._crew.alive or time.monotonic() > self._limit_s
 
     def _leave(self, why: str, message: Message) -> None:
         """Tell the worker; end when it has ended, or after the grace."""
         self._leaving = why
         self._limit_s = time.monotonic() + self._settings.grace_s
         self._memory.last_word = message
-        self._to_worker(message)
+        self._crew.hear(message)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -197,47 +171,25 @@ class Agent:
             case Stop():
                 self._leave("stop", message)
             case _:
-                self._to_worker(message)
+                self._crew.hear(message)
 
-    def _from_worker(self, message: Message) -> None:
+    def _say(self, message: Message) -> None:
+        """Tell the controller something in the crew's name."""
         self._memory.note(message)
         self._hub.send(message)
-
-    def _to_worker(self, message: Message) -> None:
-        if self._worker is not None:
-            self._worker.send(encode(message))
 
     def _noticed(self, left_ms: int, source: str) -> None:
         notice = Noticed(max(0, left_ms), source)
         _log.info("notice from %s: %d ms left", source, left_ms)
         self._memory.note(notice)
         self._hub.send(notice)
-        self._to_worker(notice)
-
-    def _accept(self, events: int) -> None:
-        connection, _ = self._server.accept()
-        if self._worker is not None:
-            self._worker.end()
-        self._worker = Lines(self._selector, connection, self._from_worker, self._worker_gone)
-        for message in self._memory.for_worker():
-            self._to_worker(message)
-
-    def _worker_gone(self) -> None:
-        self._worker = None
+        self._crew.hear(notice)
 
     # -- start and end -------------------------------------------------------------------------
 
     def _open(self) -> None:
         self._settings.vm_dir.mkdir(parents=True, exist_ok=True)
-        self._path = str(self._settings.vm_dir / "agent.sock")
-        if len(self._path) > _MAX_PATH:
-            self._folder = tempfile.mkdtemp(prefix="surefoot-")
-            self._path = f"{self._folder}/agent.sock"
-        Path(self._path).unlink(missing_ok=True)
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(self._path)
-        self._server.listen(8)
-        self._selector.register(self._server, selectors.EVENT_READ, self._accept)
+        self._crew = self._make_crew()
         self._inside.setblocking(False)
         self._selector.register(self._inside, selectors.EVENT_READ, self._woken)
         signal.signal(signal.SIGTERM, lambda *_: self._signal_wakeup(b"term\n"))
@@ -247,6 +199,33 @@ class Agent:
             threading.Thread(
                 target=self._watch, args=(watcher,), name="notice", daemon=True
             ).start()
+
+    def _make_crew(self) -> Crew:
+        s = self._settings
+        if engine_of(s.engine, s.command, s.workdir) == "torchrun":
+            return ScriptCrew(
+                self._env,
+                command=s.command,
+                setup=s.setup,
+                workdir=s.workdir,
+                vm_dir=s.vm_dir,
+                terms=s.script,
+                workers=s.workers,
+                grace_s=s.grace_s,
+                max_crashes=s.max_crashes,
+                say=self._say,
+            )
+        return LiveCrew(
+            self._env,
+            command=f"( {s.setup}\n) || exit $?\n{s.command}" if s.setup.strip() else s.command,
+            workdir=s.workdir,
+            vm_dir=s.vm_dir,
+            workers=s.workers,
+            max_crashes=s.max_crashes,
+            say=self._say,
+            memory=self._memory,
+            selector=self._selector,
+        )
 
     def _signal_wakeup(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -265,84 +244,11 @@ class Agent:
             lambda notice: self._signal_wakeup(f"{notice.left_ms}\n".encode()), self._done
         )
 
-    def _start_child(self) -> None:
-        s = self._settings
-        env = worker_environment(self._env, self._path)
-        try:
-            self._child = Child(s.command, s.workdir, env, s.vm_dir / "worker.log")
-        except OSError as error:
-            self._hub.send(WorkerExited(127, f"{s.command}: {error}"))
-            self._restart_s = float("inf")
-            return
-        _log.info("worker started, pid %d", self._child.pid)
-
     def _flush(self) -> None:
         limit_s = time.monotonic() + 2.0
         while self._hub.up and not self._hub.idle and time.monotonic() < limit_s:
             for key, events in self._selector.select(_TICK_S):
                 key.data(events)
-
-    def _close(self) -> None:
-        self._done.set()
-        if self._child is not None:
-            self._child.kill()
-        self._hub.end()
-        Path(self._path).unlink(missing_ok=True)
-        if self._folder is not None:
-            with contextlib.suppress(OSError):
-                Path(self._folder).rmdir()
-
-
-class Memory:
-    """What a worker or a controller that comes (back) later must still be told."""
-
-    def __init__(self) -> None:
-        self.last_word: Message | None = None
-        self._ready: Ready | None = None
-        self._formed: Formed | None = None
-        self._generation: Generation | None = None
-        self._store: StoreUp | None = None
-        self._interval: SetInterval | None = None
-        self._notice: tuple[Noticed, float] | None = None
-
-    def note(self, message: Message) -> None:
-        """Remember the newest of each kind that matters."""
-        match message:
-            case Ready():
-                self._ready = message
-            case Formed():
-                self._formed = message
-            case Generation():
-                self._generation = message
-            case StoreUp():
-                self._store = message
-            case SetInterval():
-                self._interval = message
-            case Noticed():
-                self._notice = (message, time.monotonic() + message.left_ms / 1000)
-            case _:
-                pass
-
-    def forget_group(self) -> None:
-        """The worker ended: its next run was in no group and has not said that it is ready."""
-        self._ready = self._formed = None
-        self._generation = self._store = None
-
-    def for_controller(self) -> list[Message]:
-        """Return what to say after Hello; a controller that knew it all ignores it."""
-        told: list[Message] = [m for m in (self._ready, self._formed) if m is not None]
-        return told + [n for n in (self._left(),) if n is not None]
-
-    def for_worker(self) -> list[Message]:
-        """Return what to tell a worker that has just connected."""
-        known = (self._interval, self._generation, self._store, self._left(), self.last_word)
-        return [m for m in known if m is not None]
-
-    def _left(self) -> Noticed | None:
-        if self._notice is None:
-            return None
-        notice, deadline_s = self._notice
-        return replace(notice, left_ms=max(0, round((deadline_s - time.monotonic()) * 1000)))
 
 
 def main() -> int:

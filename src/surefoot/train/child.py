@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from surefoot.errors import ConfigError
+from surefoot.providers.local import processes
+from surefoot.train.script import roots
 
 _TAIL_BYTES = 4000
+_MARK = "SUREFOOT_LAUNCH"
+"""The variable by which all that a command starts is known, whatever sessions it makes."""
 _KEPT_BACK = ("SUREFOOT_SECRET", "SUREFOOT_ENVS")
 
 
@@ -35,16 +39,17 @@ def worker_environment(env: Mapping[str, str], agent_socket: str) -> dict[str, s
 
 
 class Child:
-    """One run of the training command, in a session of its own so that all of it can be ended."""
+    """One run of the training command, marked so that all of it can be ended."""
 
     def __init__(self, command: str, workdir: str, env: Mapping[str, str], log: Path) -> None:
         self._log = log
         self._start = log.stat().st_size if log.exists() else 0
+        self._mark = os.urandom(8).hex()
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
                 cwd=workdir or None,
-                env=dict(env),
+                env={**env, _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -61,12 +66,26 @@ class Child:
         code = self._process.poll()
         return None if code is None else (128 - code if code < 0 else code)
 
+    def pids(self) -> list[int]:
+        """Return the processes that the command consists of by now."""
+        return [process.pid for process in self._members()]
+
+    def end(self) -> None:
+        """SIGTERM whoever is to end of it: past shells, which would not hand it on."""
+        found = {process.pid: process for process in self._members()}
+        for pid in roots(found):
+            processes.send(found[pid], signal.SIGTERM)
+
     def kill(self) -> None:
         """End the command and all that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        processes.end([self._mark], variable=_MARK, timeout_s=5.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
+
+    def _members(self) -> set[processes.ProcessId]:
+        return processes.members([self._mark], _MARK)[self._mark]
 
     def tail(self) -> str:
         """Return the end of this run's output."""

@@ -44,13 +44,13 @@ def is_alive(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
-def members(marks: Collection[str]) -> dict[str, set[ProcessId]]:
-    """Return the living processes of each VM, by mark.
+def members(marks: Collection[str], variable: str = MARK) -> dict[str, set[ProcessId]]:
+    """Return the living processes of each VM, by mark; `variable` is where the marks stand.
 
     A process is a VM's own when its environment says so, when a parent or its session's leader
     is (a program may have overwritten its environment).
     """
-    seen = {p.id.pid: p for p in _look()}
+    seen = {p.id.pid: p for p in _look(variable)}
     found: dict[str, set[ProcessId]] = {mark: set() for mark in marks}
     for process in seen.values():
         mark = _owner(process, seen, frozenset(marks))
@@ -64,7 +64,7 @@ def marked(prefix: str) -> set[str]:
     return {p.mark for p in _look() if p.mark.startswith(prefix)}
 
 
-def end(marks: Collection[str], *, timeout_s: float = 10.0) -> None:
+def end(marks: Collection[str], *, variable: str = MARK, timeout_s: float = 10.0) -> None:
     """SIGKILL everything in the VMs and remove the shared memory that they leave behind.
 
     Looks again until nothing is found, as a process may fork between look and kill. Returns
@@ -73,7 +73,7 @@ def end(marks: Collection[str], *, timeout_s: float = 10.0) -> None:
     segments: set[str] = set()
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
-        left = set().union(*members(marks).values()) if marks else set()
+        left = set().union(*members(marks, variable).values()) if marks else set()
         if not left:
             break
         for process in left:
@@ -100,12 +100,12 @@ def send(process: ProcessId, number: signal.Signals) -> None:
         os.close(handle)
 
 
-def _look() -> Iterator[_Seen]:
+def _look(variable: str = MARK) -> Iterator[_Seen]:
     for pid in [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]:
         stat = _stat(pid)
         if stat is not None:
             parent, session, start = stat
-            yield _Seen(ProcessId(pid, start), parent, session, _mark(pid))
+            yield _Seen(ProcessId(pid, start), parent, session, value_of(pid, variable))
 
 
 def _stat(pid: int) -> tuple[int, int, int] | None:
@@ -120,12 +120,13 @@ def _stat(pid: int) -> tuple[int, int, int] | None:
     return int(fields[1]), int(fields[3]), int(fields[19])
 
 
-def _mark(pid: int) -> str:
+def value_of(pid: int, variable: str) -> str:
+    """Return a variable of a process's environment; "" where there is none, or no process."""
     try:
         environment = (PROC / str(pid) / "environ").read_bytes()
     except OSError:
         return ""
-    wanted = f"{MARK}=".encode()
+    wanted = f"{variable}=".encode()
     found = (e[len(wanted) :] for e in environment.split(b"\0") if e.startswith(wanted))
     return os.fsdecode(next(found, b""))
 
