@@ -97,7 +97,7 @@ def losses(rows: list[dict[str, Any]]) -> dict[int, float]:
 
 def test_nothing_is_skipped_or_repeated_through_kill_addition_silence_and_notice(
     hub: Hub, vms: Any, tmp_path: Path
-) -> None:
+) -> None:  # cases 78 (places by rank), 86 (killed, stopped)
     total = 600
     a, b, c, d, e = vms(1, 2, 3, 4, 5, RIG_TOTAL=str(total), RIG_SAME_START="1")
     for vm in (a, b, c):
@@ -210,6 +210,22 @@ def test_crash_of_user_code_is_reported_with_its_output_and_restarted(hub: Hub, 
     hub.wait(Finished, step=10)
 
 
+@pytest.mark.parametrize("step", [0, 12])
+def test_worker_that_hangs_is_ended_with_its_stack_and_those_who_wait_for_it_are_not(
+    hub: Hub, vms: Any, step: int
+) -> None:  # case 93
+    a, b = vms(1, 2, SUREFOOT_HANG_S="2", RIG_HANG=f"vm1:{step}", RIG_TOTAL="30")
+    hub.form(1, [a, b])
+    _, exited = hub.wait(WorkerExited, token=a.token, timeout_s=60)
+    assert exited.code == 70
+    assert f"hangs in the loop body of step {step}" in exited.tail and "hang_once" in exited.tail
+    time.sleep(3)
+    assert not [h for h in hub.heard if isinstance(h.message, WorkerExited) and h.token == b.token]
+    hub.form(2, [b], lost=(a.address,), urgent=True)
+    hub.wait(Formed, generation=2)
+    hub.wait(Finished, step=30)
+
+
 def test_agent_ends_its_vm_when_the_lease_is_over(hub: Hub, vms: Any, tmp_path: Path) -> None:
     (a,) = vms(1, SUREFOOT_LEASE_S="2", RIG_TOTAL="100000")
     hub.form(1, [a])
@@ -281,5 +297,5 @@ def test_loss_while_the_next_group_forms_is_survived(hub: Hub, vms: Any) -> None
     time.sleep(0.5)
     b.signal(signal.SIGKILL)
     hub.form(3, [c], lost=(b.address,), urgent=True)
-    _, formed = hub.wait(Formed, generation=3, timeout_s=10)
+    _, formed = hub.wait(Formed, generation=3)
     assert (formed.world, formed.source, formed.lost_steps) == (1, "live", 0)

@@ -50,7 +50,7 @@ def test_a_calm_run_trains_to_its_last_step_and_leaves_nothing_behind() -> None:
     assert len(world.of(GroupFormed)) == 1
 
 
-def test_a_notice_is_told_to_all_saved_at_once_and_used_to_the_last_seconds() -> None:
+def test_a_notice_is_told_to_all_saved_at_once_and_used_to_the_last_seconds() -> None:  # case 92
     trace = trace_of(pool_trace(supply=((0, 2), (5 * MINUTE, 1))))
     world = World(trace)
     world.run_for(10 * MINUTE)
