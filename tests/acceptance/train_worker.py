@@ -7,6 +7,7 @@ themselves tell whether a sample was repeated or skipped.
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -56,6 +57,15 @@ class Model(nn.Module):
         self.visits = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
 
 
+def hang_once(step):
+    """Hang in the step that RIG_HANG names, in one VM, once."""
+    vm, _, at = os.environ.get("RIG_HANG", "").partition(":")
+    marker = Path(os.environ.get("SUREFOOT_VM_DIR", "")) / "hung"
+    if at == str(step) and vm == os.environ["SUREFOOT_TOKEN"] and not marker.exists():
+        marker.touch()
+        time.sleep(1000)
+
+
 def main():
     torch.manual_seed(int.from_bytes(os.urandom(4), "big"))  # built apart: must be made equal
     torch.set_num_threads(1)
@@ -83,6 +93,7 @@ def main():
         micro_batch=micro_batch,
     ) as session:  # fmt: skip
         for step, (ids, x) in session.steps(total=TOTAL):
+            hang_once(step)
             loss = (model.net(x).squeeze(1) - x[:, 0] * x[:, 1]).pow(2).mean()
             count = min(BATCH, SAMPLES - BATCH * (step % -(-SAMPLES // BATCH)))
             (loss - count * model.visits[ids].mean()).backward()

@@ -53,6 +53,8 @@ class GradientSum:
         self._seen: set[int] = set()
         self._launched = 0
         self._queued = False
+        self.reducing = False
+        """Whether this rank waits for the others' gradients."""
         self.control = Control()
         self.heard: Control | None = None
         """The sums of the step's last reduction; None before it."""
@@ -166,6 +168,7 @@ class GradientSum:
             while self._launched < len(self._buckets):
                 self._launch()
             tail = self._launch_tail(group)
+            self.reducing = True
             for bucket in self._buckets:
                 bucket.work.wait()
             tail.wait()
@@ -175,6 +178,8 @@ class GradientSum:
             used = self._tail[: len(self._params)].tolist()
             self._hand_back({id(p) for p, n in zip(self._params, used, strict=True) if n == 0})
             self.heard = Control(*self._tail[-SLOTS:].tolist())
+        finally:
+            self.reducing = False
         return None
 
     def _launch(self) -> None:

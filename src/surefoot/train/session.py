@@ -29,6 +29,7 @@ from surefoot.train.signals import Signals
 from surefoot.train.state import TrainingState
 from surefoot.train.stepclock import StepClock, since_process_start_ms
 from surefoot.train.tree import SHARDS, gradients_of
+from surefoot.train.watchdog import Watchdog, limit_of
 
 _log = logging.getLogger("surefoot.train")
 
@@ -42,6 +43,7 @@ class Session:
     controller sets the interval. `micro_batch` is the most samples that a forward may hold: a
     worker whose share is larger gets it in equal parts, one after the other, and the gradient is
     that of all (accumulation follows the size of the fleet); `stepped` is True for the last.
+    A worker under an agent that hangs for `hang_limit_s` (default 1800) is ended and restarted.
     A loader over an iterable data set is read by every worker, who takes its rows; a step is one
     batch of it. Started without an agent it is a world of one, and SIGTERM or
     Ctrl-C saves and exits with 128 + the signal's number.
@@ -76,6 +78,7 @@ class Session:
         keep: int | None = None,
         save_interval_s: float = 300.0,
         micro_batch: int | None = None,
+        hang_limit_s: float | None = None,
         deterministic: bool = False,
         shards: int = SHARDS,
     ) -> None:
@@ -108,6 +111,9 @@ class Session:
         self._shares: list[Share] = []
         self._was_deterministic = torch.are_deterministic_algorithms_enabled()
         self._gradients = gradients_of(model, self._shards)
+        self._watch = Watchdog(
+            limit_of(hang_limit_s, self._link.alone), lambda: self._gradients.reducing
+        )
         self._group: Group | None = None
         self._figures = Figures()
         self._clock = StepClock()
@@ -174,6 +180,7 @@ class Session:
         For the part of a loop body before its `optimizer.step()`: the weights are still those of
         the step before. Costs nothing without a notice; the main worker saves without the others.
         """
+        self._watch.see_life()
         wish, group = self._link.orders.save, self._group
         if wish is None or group is None or self._touched or not self._saver.is_new(wish):
             return False
@@ -204,6 +211,7 @@ class Session:
             for number in range(1, len(cut.parts)):
                 self._end_part()
                 yield step, self._begin_part(group, cut, number)
+            self._watch.end()
             self._end_step(group)
 
     def __enter__(self) -> Session:
@@ -215,6 +223,7 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._watch.close()
         self._gradients.close()
         torch.use_deterministic_algorithms(self._was_deterministic)
         self._saver.close()
@@ -225,6 +234,7 @@ class Session:
     # -- one step ------------------------------------------------------------------------------
 
     def _begin_step(self, group: Group, cut: Cut) -> None:
+        self._watch.begin(f"in fetching the data of step {self._state.step}")
         self._shares = shares = self._feed.shares(self._state.step, cut)
         samples = sum(share.samples for share in shares)
         self._clock.begin(0.0 if self._pace is None else samples / self._pace)
@@ -240,6 +250,7 @@ class Session:
         self._figures.begin_part(weight)
         self._undo.mark()
         batch = self._feed.batch(step, self._total, cut, number)
+        self._watch.begin(f"in the loop body of step {step}")
         seed_step(self._feed.seed, step, cut.parts[number])
         return batch
 
@@ -329,7 +340,7 @@ class Session:
         while self._group is None:
             group = self._alone() if self._link.alone else self._next_group()
             try:
-                formed = self._state.sync(group, self._saver)
+                formed = self._state.sync(group, self._saver, self._watch)
             except GroupError as error:
                 self._lose_group(group, str(error))
                 continue

@@ -15,6 +15,7 @@ from surefoot.train.group import Group
 from surefoot.train.saver import Saver
 from surefoot.train.stream import StreamFeed
 from surefoot.train.transfer import pairs, recv_state, send_state
+from surefoot.train.watchdog import Watchdog
 
 FRESH = -1
 """The step of a worker that holds no state of the run yet."""
@@ -64,7 +65,7 @@ class TrainingState:
         self._feed.seek(state["data"])
         self.step = int(state["data"]["step"])
 
-    def sync(self, group: Group, saver: Saver) -> Formed:
+    def sync(self, group: Group, saver: Saver, watch: Watchdog) -> Formed:
         """Bring all members to the newest state that is alive, saved, or fresh, in this order.
 
         A checkpoint newer than every live state wins: then the live ones were left behind by a
@@ -76,7 +77,8 @@ class TrainingState:
         live, newest_saved = max(row[0] for row in rows), rows[0][1]
         source, restore_ms, lost = "live", 0, 0
         if live < newest_saved or live == FRESH:
-            source, restore_ms = self._restore(saver)
+            with watch.phase("in restoring the newest checkpoint"):
+                source, restore_ms = self._restore(saver)
             lost = max(0, live - self.step) if source == "checkpoint" else 0
             if self.step == FRESH:
                 self.step = 0

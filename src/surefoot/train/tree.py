@@ -62,6 +62,7 @@ class TreeSum:
         self._part, self._weight = 0, 1.0
         self._queued = self._kept = False
         self._used = [0.0] * len(self._params)
+        self.reducing = False
         self.control = Control()
         self.heard: Control | None = None
         self.failure: Exception | None = None
@@ -108,12 +109,15 @@ class TreeSum:
         if not self._kept:
             self._keep()
         if self._group is not None and self._part + 1 >= len(self._parts):
+            self.reducing = True
             try:
                 self._reduce(self._group)
             except RuntimeError as error:
                 self._group.cut()
                 self.failure = error
                 self._forget()
+            finally:
+                self.reducing = False
 
     def _keep(self) -> None:
         """Move this part's gradient into its row, by its weight."""
