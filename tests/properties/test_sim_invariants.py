@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,21 +127,15 @@ def test_no_pool_ever_holds_more_spot_than_the_trace_grants(
     assert not held
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs())
-def test_equal_seeds_agree_and_telling_less_changes_goodput_by_two_points_at_most(
+def test_equal_seeds_agree_and_telling_less_changes_no_figure(
     run: tuple[Job, Trace, dict[str, Any]],
 ) -> None:
-    """A run without events passes a calm spell's saves as one sum, so it measures fewer of them.
-
-    Where saves jitter, the interval that follows from their measured cost differs a little.
-    """
+    """A run without events passes a calm spell's saves as one sum."""
     job, trace, terms = run
     told = simulate(job, trace, keep_events=True, **terms)
     quiet = simulate(job, trace, **terms)
     assert simulate(job, trace, keep_events=True, **terms).as_dict() == told.as_dict()
     assert simulate(job, trace, **terms).as_dict() == quiet.as_dict()
-    if told.goodput.share is None:
-        assert quiet.goodput.share is None
-    else:
-        assert told.goodput.share == pytest.approx(quiet.goodput.share, abs=0.02)
+    assert {**quiet.as_dict(), "events": told.events_seen} == told.as_dict()

@@ -29,8 +29,10 @@ from surefoot.core.fleet import Ending
 from surefoot.core.job import IntervalRule, Job, Limits, Throughput, Work
 from surefoot.core.market import Capacity, Pool
 from surefoot.core.plan import Launch, Plan
+from surefoot.core.replay import Replay
 from surefoot.core.trace import PoolTrace, Reclaim, Semantics, Step, Trace
 from surefoot.sim import CostModel, Outcome, simulate
+from surefoot.sim.world import World
 
 POOL = Pool("local", "here", "a", "small")
 H = 3_600_000
@@ -321,6 +323,19 @@ def test_nobody_is_told_before_being_launched_and_told_vms_leave_in_time() -> No
     assert told
     assert all(e.at_ms >= launched[e.token] for e in told)
     assert outcome.counts.lost_steps == 0
+
+
+def test_a_told_vm_that_leaves_early_is_not_replaced_as_the_reclaims_victim() -> None:
+    trace = market((0, 4), reclaims=(Reclaim(H, 1),))
+    world = World(Replay(trace), trace.end_ms)
+    for i in range(3):
+        assert world.launch(f"vm-{i}", POOL, Capacity.SPOT, i)
+    told, _ = world.due(H - 60_000)
+    assert [d.token for _, d in told] == ["vm-0"]
+    world.tell(told[0][1])
+    world.drop("vm-0", POOL)
+    assert world.due(H) == ([], [])
+    assert world.next_ms(H) is None
 
 
 def test_months_of_simulated_time_accumulate_no_drift() -> None:

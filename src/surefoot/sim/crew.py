@@ -60,6 +60,9 @@ QUIET = frozenset({StepsDone, CheckpointCommitted, CostMeasured, Decided, Offeri
 """Events after which the group need not be looked at."""
 
 
+GOING = (InstanceState.NOTICED, InstanceState.DRAINING)
+
+
 @dataclass(slots=True)
 class Books:
     """Everything folded from the events of the run so far, and the present instant."""
@@ -202,6 +205,8 @@ class Crew:
         train, model = self.training, self.model
         if train.wanted or not self.group.formed or self._final_ms is not None:
             return
+        if self.books.state.fleet.select(*GOING):
+            return  # those who go may wait for a save to be durable
         count, last = train.pass_saves(
             self.books.now_ms,
             until_ms,
@@ -211,11 +216,12 @@ class Crew:
         )
         if last is None:
             return
-        self.books.now_ms = last.commit_ms
+        self.books.now_ms = max(self.books.now_ms, last.begun_ms)
         stalls = (count - 1) * model.stall_ms
-        self.books.account.quiet_saves(count - 1, at_ms=last.commit_ms, stall_ms=stalls)
+        self.books.account.quiet_saves(count - 1, at_ms=self.books.now_ms, stall_ms=stalls)
+        self.report()
+        self.books.now_ms = last.commit_ms
         self._tell_commit(last)
-        self.books.changes += self._last_save_asked
 
     def _start_save(self, at_ms: int) -> None:
         train, model = self.training, self.model
@@ -226,6 +232,7 @@ class Crew:
             train.hold(at_ms, model.stall_ms + model.slowdown * model.persist_ms)
 
     def _begin_save(self) -> None:
+        self.report()  # the stall comes after this step, and counts from there
         self._start_save(self.books.now_ms)
         save = self.training.saving
         if save is not None and save.commit_ms <= self.books.now_ms:

@@ -20,6 +20,8 @@ class World:
     """Those that were told."""
     failing: dict[str, int] = field(default_factory=dict)
     """VMs whose hardware will fail: token -> when."""
+    left: dict[Pool, list[Departure]] = field(default_factory=dict)
+    """Announced reclaims of VMs that have left before their end: nobody is taken in their stead."""
     _coming: dict[Pool, list[Departure]] = field(default_factory=dict)
 
     def launch(self, token: str, pool: Pool, capacity: Capacity, at_ms: int) -> bool:
@@ -33,9 +35,11 @@ class World:
         return True
 
     def drop(self, token: str, pool: Pool) -> None:
-        """Forget a VM that is gone."""
+        """Forget a VM that is gone; if it went early after its notice, its reclaim is filled."""
         self.failing.pop(token, None)
-        self.doomed.pop(token, None)
+        doom = self.doomed.pop(token, None)
+        if doom is not None and doom.reclaimed:
+            self.left.setdefault(pool, []).append(doom)
         if self.held.get(pool, {}).pop(token, None) is not None:
             self._coming.pop(pool, None)
 
@@ -77,6 +81,9 @@ class World:
         if known is None:
             mine = self.held[pool]
             doomed = [self.doomed[t] for t in mine if t in self.doomed]
+            if pool in self.left:
+                self.left[pool] = [d for d in self.left[pool] if d.gone_ms > now_ms]
+                doomed += self.left[pool]
             held = list(mine.items())
             known = self.replay.departures(pool, held, now_ms, self.end_ms, doomed=doomed)
             self._coming[pool] = known
