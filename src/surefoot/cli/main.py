@@ -32,12 +32,18 @@ VERBS = {
 }
 """Verb -> module with a function or Typer app of the same name."""
 
+WRAP = "surefoot.cli.wrap"
+"""What `run` is when a command follows `--` instead of a job file."""
+
 NOT_BUILT = tuple(verb for verb in VERBS if importlib.util.find_spec(VERBS[verb]) is None)
 """Verbs of the design whose module does not exist yet."""
 
 
-def build(verb: str | None = None) -> typer.Typer:
-    """Return the command line; with the name of a verb only its module is imported."""
+def build(verb: str | None = None, *, wraps: bool = False) -> typer.Typer:
+    """Return the command line; with the name of a verb only its module is imported.
+
+    `wraps`: `run` takes a command and not a job file.
+    """
     app = typer.Typer(
         name="surefoot",
         no_args_is_help=True,
@@ -50,6 +56,9 @@ def build(verb: str | None = None) -> typer.Typer:
     def top() -> None:
         """Train PyTorch models on preemptible VMs: at spot prices, without losing work."""
 
+    if wraps:
+        app.command(name="run")(importlib.import_module(WRAP).wrap)
+        return app
     for name in [verb] if verb in VERBS else VERBS:
         _add(app, name)
     return app
@@ -82,7 +91,9 @@ def _add_missing(app: typer.Typer, verb: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors are printed, never traced."""
     try:
-        build(next(iter(arguments), None))(args=list(arguments), prog_name="surefoot")
+        verb = next(iter(arguments), None)
+        app = build(verb, wraps=verb == "run" and "--" in arguments)
+        app(args=list(arguments), prog_name="surefoot")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else frame.FAILED * bool(end.code)
     except SurefootError as error:

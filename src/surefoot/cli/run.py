@@ -36,7 +36,7 @@ from surefoot.errors import ConfigError
 from surefoot.report import Story, write_report
 from surefoot.report.clean import clean
 from surefoot.report.numbers import dollars, rows_of
-from surefoot.train.torchrun import check_command, engine_of
+from surefoot.train.launch import check_command, engine_of
 
 HUB_FILE = "hub.json"
 WAIT_S = 0.25

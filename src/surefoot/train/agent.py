@@ -25,9 +25,10 @@ from surefoot.errors import ConfigError
 from surefoot.providers.notice import NoticeWatcher
 from surefoot.providers.watchers import make_watcher
 from surefoot.train.crew import Crew, LiveCrew, Memory
+from surefoot.train.launch import engine_of
 from surefoot.train.lines import HubLine
 from surefoot.train.script import ScriptTerms
-from surefoot.train.torchrun import ScriptCrew, engine_of
+from surefoot.train.torchrun import ScriptCrew
 
 BEAT_S = 0.2
 _TICK_S = 0.05

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from surefoot.errors import ConfigError
@@ -39,15 +39,26 @@ def worker_environment(env: Mapping[str, str], agent_socket: str) -> dict[str, s
 
 
 class Child:
-    """One run of the training command, marked so that all of it can be ended."""
+    """One run of the training command, marked so that all of it can be ended.
 
-    def __init__(self, command: str, workdir: str, env: Mapping[str, str], log: Path) -> None:
+    `words` is run as it is, instead of `command` by a shell.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        workdir: str,
+        env: Mapping[str, str],
+        log: Path,
+        *,
+        words: Sequence[str] = (),
+    ) -> None:
         self._log = log
         self._start = log.stat().st_size if log.exists() else 0
         self._mark = os.urandom(8).hex()
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", command],
+                list(words) or ["/bin/sh", "-c", command],
                 cwd=workdir or None,
                 env={**env, _MARK: self._mark},
                 stdin=subprocess.DEVNULL,

@@ -369,7 +369,7 @@ def _mark_of(path: Path) -> tuple[int, int]:
 
 
 def _under(folder: Path, text: str) -> Path:
-    return Path(os.path.abspath(folder / Path(text).expanduser()))  # noqa: PTH100 (keeps `..` links)
+    return Path(os.path.abspath(folder / Path(text).expanduser()))  # noqa: PTH100
 
 
 def _last_number(text: str) -> int | None:
