@@ -65,30 +65,27 @@ def big_run(run: str = "big-1", *, vms: int = 1_000, events: int = 20_000) -> It
         yield from _joined(at_ms, number)
     members = tuple(f"{run}-{number}" for number in range(min(vms, 64)))
     yield GroupFormed(at_ms + 60_000, 1, members, 0)
-    hours = 90 * 24
-    rest = max(hours, events - 3 * vms - 4)
-    seq, step, oldest, newest = 0, 0, 0, vms
-    while seq < rest:
-        hour = seq * hours // rest
-        at_ms = START_MS + 2 * 60_000 + seq * (hours * HOUR_MS // rest)
-        kind = seq % 10
-        seq += 1
+    turns = max(90 * 24, (events - 3 * vms - 4) * 10 // 13)
+    span_ms, step, oldest, newest = 90 * 24 * HOUR_MS // turns, 0, 0, vms
+    for turn in range(turns):
+        at_ms, hour = START_MS + 120_000 + turn * span_ms, turn * 90 * 24 // turns
+        kind = turn % 10
         if kind in (0, 5):
             yield _offers(at_ms, hour)
         elif kind == 1:
-            token = f"{run}-{oldest}"
-            yield NoticeReceived(at_ms, token, at_ms + 120_000)
+            yield NoticeReceived(at_ms, f"{run}-{oldest}", at_ms + 120_000)
         elif kind == 2:
             yield InstanceGone(at_ms, f"{run}-{oldest}", Ending.PREEMPTED_NOTICE)
             yield from _joined(at_ms, newest, run)
-            oldest, newest, seq = oldest + 1, newest + 1, seq + 3
+            oldest, newest = oldest + 1, newest + 1
         elif kind == 3:
             yield CheckpointCommitted(at_ms, step, at_ms - 9_000, 40, 8_000, 10**9)
         elif kind == 4:
-            yield _decided(at_ms, 1.0 + (hour % 24) / 8)
+            yield _decided(at_ms, 0.5 + (hour % 24) / 24)
         else:
-            step += 300
-            yield StepsDone(at_ms, step, 9_000 + 10 * (hour % 24), 5.0 - step / 400_000, 1 << 20)
+            step += 60
+            loss = 1.8 + 3.6 * 0.9997 ** (step / 60)
+            yield StepsDone(at_ms, step, 9_000 + 10 * (hour % 24), loss, 1 << 20)
 
 
 def _joined(at_ms: int, number: int, run: str = "big-1") -> Iterator[Event]:

@@ -36,7 +36,7 @@ def log_file(watch: Watch, vm: str, kind: str) -> Path | None:
     """Return the log of a VM by instance id or short name; never a path made from the request."""
     paths = log_paths(watch.folder, LOGS[kind])
     names = _names(watch)
-    fit = [path for i, path in paths.items() if vm == i or vm == names.get(i)]
+    fit = [path for i, path in paths.items() if vm in (i, clean(i), names.get(i))]
     return fit[0] if len(fit) == 1 else None
 
 
