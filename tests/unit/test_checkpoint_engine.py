@@ -6,6 +6,7 @@ import os
 import random
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,50 @@ def test_what_only_pickle_could_store_is_refused_by_name(tmp_path: Path) -> None
         with pytest.raises(CheckpointError, match="metadata"):
             checkpointer.save(0, {}, metadata={"bad": object()})
         assert checkpointer.latest() is None
+
+
+def test_metadata_that_is_not_json_is_refused_by_name(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        for odd in (object(), float("nan"), {"deep": [{1, 2}]}, torch.ones(1)):
+            with pytest.raises(CheckpointError, match=r"metadata\['odd'\]"):
+                checkpointer.save(1, {"w": torch.ones(1)}, metadata={"fine": [1], "odd": odd})
+        assert checkpointer.latest() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.Adagrad, {}), (torch.optim.RMSprop, {"centered": True}),
+        (torch.optim.Adafactor, {}), (torch.optim.LBFGS, {}),
+    ],
+)  # fmt: skip
+def test_every_kind_of_optimizer_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, kind: Any, options: dict[str, Any]
+) -> None:
+    def work(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for step in range(steps):
+            batch = torch.full((2, 3), 1.0 + step)
+
+            def loss(batch: torch.Tensor = batch) -> torch.Tensor:
+                optimizer.zero_grad()
+                value = model(batch).square().sum()
+                value.backward()
+                return value
+
+            optimizer.step(loss)
+
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    optimizers = [kind(model.parameters(), **options) for model in models]
+    work(models[0], optimizers[0], 3)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(3, {"m": models[0], "o": optimizers[0]}, blocking=True)
+        _, state, _ = checkpointer.load()
+    models[1].load_state_dict(state["m"])
+    optimizers[1].load_state_dict(state["o"])
+    for model, optimizer in zip(models, optimizers):
+        work(model, optimizer, 2)
+    assert_same(models[1].state_dict(), models[0].state_dict())
 
 
 def test_tied_tensors_are_stored_once_and_stay_tied(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,11 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from surefoot.checkpoint import Checkpointer
+from surefoot.checkpoint.catalog import Catalog
 from surefoot.checkpoint.shards import shards_of
+from surefoot.checkpoint.storage import LocalStorage
 from surefoot.errors import CheckpointError, FencedError, SurefootError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -115,7 +119,7 @@ def test_an_error_on_one_rank_reaches_all(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", str(tmp_path))
 
-    monkeypatch.setattr(ranks[2].catalog.storage, "write_data", full)
+    monkeypatch.setattr(ranks[2]._persister.storage, "write_data", full)
     errors = on_all(3, lambda r: ranks[r].save(2, state_of(2)).wait(20))
     assert all(isinstance(error, SurefootError) for error in errors), errors
     assert "rank 2" in str(errors[0]) and "rank 2" in str(errors[1])
@@ -171,13 +175,64 @@ import os; os._exit(0)  # gloo's own threads now and then abort a normal exit
 """
 
 
-def _run_ranks(world: int, path: Path, act: str) -> None:
+_FSDP = """
+import sys, numpy, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DeviceMesh
+from surefoot.checkpoint import Checkpointer
+rank, world, port, path, act = (int(x) if x.isdigit() else x for x in sys.argv[1:])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+mesh = DeviceMesh("cpu", list(range(world)))
+
+def build(seed):
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(33, 17), torch.nn.BatchNorm1d(17), torch.nn.Linear(17, 5)]
+    model = torch.nn.Sequential(*layers)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(3):
+        model(torch.randn(8, 33)).square().mean().backward()
+        optimizer.step(), optimizer.zero_grad(), schedule.step()
+    return model, optimizer, schedule
+
+def state(model, optimizer, schedule):
+    return {"model": model.state_dict(), "optim": optimizer.state_dict(), "schedule": schedule}
+
+def flat(tree):
+    from surefoot.checkpoint.tree import flatten
+    return {k: getattr(v, "_local_tensor", v).clone() for k, v in flatten(tree)[1].items()}
+
+first = build(1)
+with Checkpointer(path, rank=rank, world=world, split=True) as c:
+    c.guard(first[1])
+    before = flat(state(*first))
+    handle = c.save(3, state(*first), metadata={"by": "fsdp"})
+    first[0](torch.randn(8, 33)).square().mean().backward()
+    first[1].step()  # the guard lets it write only after the copy
+    handle.wait(60)
+    second = state(*build(2))
+    step, loaded, metadata = c.load(second)
+    after = flat(second)
+    assert step == 3 and metadata == {"by": "fsdp"} and after.keys() == before.keys()
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+    assert loaded["schedule"]["last_epoch"] == 3
+    whole = second["model"]["0.weight"].full_tensor()
+    if rank == 0:
+        numpy.save(path + "/whole.npy", whole.numpy())
+dist.barrier()
+import os; os._exit(0)  # gloo's own threads now and then abort a normal exit
+"""
+
+
+def _run_ranks(world: int, path: Path, act: str, script: str = _DTENSOR) -> None:
     import socket
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-c", _DTENSOR]
+    command = [sys.executable, "-c", script]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = [
         subprocess.Popen([*command, str(rank), str(world), port, str(path), act], env=variables)
@@ -194,3 +249,69 @@ def test_dtensors_are_saved_by_two_ranks_and_loaded_by_three_on_another_axis(
         state = checkpointer.load()[1]
     assert torch.equal(state["a"], torch.arange(70.0).reshape(10, 7))
     _run_ranks(3, tmp_path, "load")
+
+
+def test_fsdp2_and_its_optimizer_are_saved_beside_training_and_load_without_it(
+    tmp_path: Path,
+) -> None:
+    _run_ranks(2, tmp_path, "save", _FSDP)
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(33, 17), torch.nn.BatchNorm1d(17), torch.nn.Linear(17, 5)]
+    plain = torch.nn.Sequential(*layers)
+    with Checkpointer(tmp_path, read_only=True) as checkpointer:
+        state = checkpointer.load({"model": plain.state_dict()})[1]
+    assert torch.equal(plain[0].weight, torch.from_numpy(np.load(tmp_path / "whole.npy")))
+    assert state["optim"]["state"][0]["exp_avg"].shape == (17, 33)
+
+
+class _Counted(LocalStorage):
+    """Local files that count the bytes read from them."""
+
+    n_bytes = 0
+
+    def source(self, key: str) -> Any:
+        source, count = super().source(key), self
+
+        class Counting:
+            def read(self, offset: int, into: memoryview) -> int:
+                count.n_bytes += len(into)
+                return source.read(offset, into)
+
+            def close(self) -> None:
+                source.close()
+
+        return Counting()
+
+
+def test_a_rank_reads_the_chunks_of_its_own_part_alone(tmp_path: Path) -> None:
+    """Every placement of two dimensions over four ranks, as one of them sees it."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    whole = torch.arange(3_000_000, dtype=torch.float32).reshape(1500, 2000)
+    with Checkpointer(tmp_path) as checkpointer:
+        n_bytes = checkpointer.save(1, {"w": whole}, blocking=True).saved.n_bytes
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    try:
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]])
+        for placements in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2):
+            part = _part(whole, mesh.get_coordinate(), placements)
+            into = DTensor.from_local(
+                torch.zeros_like(part), mesh, placements, run_check=False,
+                shape=whole.shape, stride=whole.stride(),
+            )  # fmt: skip
+            storage = _Counted(tmp_path)
+            Catalog(storage).load({"w": into})
+            assert torch.equal(into._local_tensor, part), placements
+            rows = part.shape[0] / whole.shape[0]
+            assert storage.n_bytes <= rows * n_bytes + 2 * (4 << 20)
+    finally:
+        dist.destroy_process_group()
+
+
+def _part(whole: torch.Tensor, coordinate: Any, placements: Any) -> torch.Tensor:
+    for at, placement in zip(coordinate, placements):
+        if placement.is_shard():
+            whole = whole.chunk(2, placement.dim)[at]
+    return whole.contiguous()

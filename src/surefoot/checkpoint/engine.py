@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
-import queue
-import threading
 import time
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from surefoot.checkpoint import manifest as fmt
+from surefoot.checkpoint import keeper
 from surefoot.checkpoint import tree as trees
+from surefoot.checkpoint.arena import Arenas
 from surefoot.checkpoint.catalog import Catalog, Loaded
-from surefoot.checkpoint.finite import first_nonfinite
-from surefoot.checkpoint.gather import Meeting
-from surefoot.checkpoint.link import WriterProcess
 from surefoot.checkpoint.manifest import Manifest
-from surefoot.checkpoint.persist import Order, Persister, data_name
+from surefoot.checkpoint.persist import Persister, data_name
+from surefoot.checkpoint.pipeline import Group, InFlight, Pipeline, Writer
 from surefoot.checkpoint.plan import SavePlan, plan_save
-from surefoot.checkpoint.preflight import problems
-from surefoot.checkpoint.save import Pace, Saved, SaveHandle
+from surefoot.checkpoint.save import Saved, SaveHandle
 from surefoot.checkpoint.shards import is_dtensor, plan_split, shards_of
-from surefoot.checkpoint.stage import Arena, Arenas, Snapshot, owned_by, split
+from surefoot.checkpoint.stage import Snapshot, owned_by, split
 from surefoot.checkpoint.storage import open_storage
-from surefoot.errors import CheckpointError, FencedError
+from surefoot.errors import CheckpointError
 
-_PROCESS_FROM_BYTES = 64 << 20
 _GRACE_S = 2.0
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """One save on its way through the persist thread."""
-
-    handle: SaveHandle
-    snapshot: Snapshot
-    plan: SavePlan
-    tree: Mapping[str, Any]
-    metadata: Mapping[str, Any]
-    kind: str
-    started_s: float
 
 
 class Checkpointer:
@@ -65,8 +44,11 @@ class Checkpointer:
     `writer`: "process" writes from a process of its own, which leaves the interpreter and the page
     cache alone and finishes its save even if the trainer dies; "thread" writes from a thread;
     "auto" takes the process from 64 MB of state on. `arenas`: snapshots held in memory at a time;
-    with 2 a save need not wait until the one before is durable. `finite_only=True` voids the save
-    of a state with a NaN or infinity in it, so that it never pushes out a good one.
+    with 2 a save need not wait until the one before is durable. `memory_budget_bytes` bounds what
+    they hold together: a second one that does not fit is not made, a first one that does not is an
+    error. `finite_only=True` voids the save of a state with a NaN or infinity in it, so that it
+    never pushes out a good one. `hold_s`: if this process dies, its writer process keeps the last
+    snapshot for so long, and a restarted one on this machine loads it from memory.
     """
 
     def __init__(
@@ -81,36 +63,39 @@ class Checkpointer:
         part_timeout_s: float = 120.0,
         overlap: bool = False,
         read_only: bool = False,
-        writer: Literal["auto", "process", "thread"] = "auto",
+        writer: Writer = "auto",
         arenas: int = 1,
+        memory_budget_bytes: int | None = None,
         finite_only: bool = False,
+        hold_s: float = 0.0,
     ) -> None:
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1, not {keep}")
         if arenas < 1:
             raise CheckpointError(f"arenas must be at least 1, not {arenas}")
         self.catalog = Catalog(open_storage(path))
-        self.rank, self.world, self.overlap, self._split = rank, world, overlap, split
-        self._generation, self._part_timeout_s = generation, part_timeout_s
-        self._abort = threading.Event()
-        self._pid = os.getpid()
-        self.failures = 0
-        self.last_durable: Saved | None = None
-        self._pace = Pace()
-        self._looked_ahead = False
+        self.overlap = overlap
+        self._group = Group(rank, world, split, generation, part_timeout_s)
+        self._pid, self._finite_only = os.getpid(), finite_only
         self._persister = Persister(self.catalog.storage.url, keep, attempt=0)
         self._persister.corrupt = self.catalog.corrupt
-        self._writer, self._process = writer, WriterProcess()
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._finite_only = finite_only
-        self._arenas = Arenas(arenas)
+        self._arenas = Arenas(arenas, memory_budget_bytes)
+        self._pipeline = Pipeline(
+            self._persister,
+            self._arenas,
+            self._group,
+            writer=writer,
+            finite_only=finite_only,
+            hold_s=hold_s,
+            reports=self.catalog.reports,
+        )
         self._copying: Snapshot | None = None
         self._in_flight: list[SaveHandle] = []
-        self._queue: queue.SimpleQueue[_InFlight | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._fenced: FencedError | None = None
         self._read_only = read_only
+        self._settled = self._dismissed = False
         if self._coordinates:
+            self._settle()
             self._persister.claim(generation)
         atexit.register(self._at_exit)
 
@@ -139,11 +124,16 @@ class Checkpointer:
         if not self._writes:
             handle.settle(None)
             return handle
-        if self._fenced is not None:
-            raise self._fenced
+        if self._pipeline.fenced is not None:
+            raise self._pipeline.fenced
         started_s = time.monotonic()
         job = self._stage(handle, state, _plain(metadata or {}), kind, started_s)
-        self._persist_later(job)  # last: from here on the copy competes for cores
+        if job.snapshot.is_small:
+            job.snapshot.begin()
+            self._pipeline.put(job)  # last: from here on the copy competes for cores
+        else:
+            self._pipeline.put(job)  # first: its thread and the writer do their part of it
+            job.snapshot.begin()
         handle.stall_s += time.monotonic() - started_s
         if blocking:
             self.barrier()
@@ -180,13 +170,34 @@ class Checkpointer:
         """
         self._let_go()
         self._settle_all()
-        self._abort.clear()
-        self._generation, self._persister.attempt = generation, 0
-        self.rank = self.rank if rank is None else rank
-        self.world = self.world if world is None else world
-        self._fenced = None
+        group = self._group
+        group.abort.clear()
+        group.generation, self._persister.attempt = generation, 0
+        group.rank = group.rank if rank is None else rank
+        group.world = group.world if world is None else world
+        self._pipeline.fenced = None
         if self._coordinates:
             self._persister.claim(generation)
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._group.rank
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self._group.world
+
+    @property
+    def failures(self) -> int:
+        """How many saves have failed since the last that became durable."""
+        return self._pipeline.failures
+
+    @property
+    def last_durable(self) -> Saved | None:
+        """The newest save of this Checkpointer that is durable."""
+        return self._pipeline.last_durable
 
     @property
     def busy(self) -> bool:
@@ -201,7 +212,7 @@ class Checkpointer:
         """
         if self.last_durable is None:
             return None
-        expected_s = self._pace.expect_s(self.last_durable.n_bytes)
+        expected_s = self._pipeline.pace.expect_s(self.last_durable.n_bytes)
         return None if expected_s is None else left_s - expected_s
 
     @property
@@ -240,10 +251,12 @@ class Checkpointer:
 
     def latest(self) -> int | None:
         """Return the highest step with a committed checkpoint whose files are whole, or None."""
+        self._settle()
         return self.catalog.latest()
 
     def steps(self) -> list[int]:
         """Return the committed steps, newest first."""
+        self._settle()
         return [live.step for live in self.catalog.candidates()]
 
     def load(self, state: Any = None, *, step: int | None = None) -> Loaded:
@@ -254,6 +267,7 @@ class Checkpointer:
         checkpoint is reported by a warning and the one before is loaded. Raises CheckpointError
         when there is none, CorruptError when none is good (then `state` may be half filled).
         """
+        self._settle()
         return self.catalog.load(state, step=step)
 
     def verify(self, step: int) -> Manifest:
@@ -268,20 +282,28 @@ class Checkpointer:
 
     @property
     def _writes(self) -> bool:
-        return self._coordinates or (self._shares and not self._read_only)
+        return self._coordinates or (self._group.shares and not self._read_only)
 
-    @property
-    def _shares(self) -> bool:
-        return self._split and self.world > 1
+    def _settle(self) -> None:
+        """Once: let the writer of a process that died before us finish what it had."""
+        if not self._settled:
+            self._settled = True
+            keeper.settle(self._persister.url, data_name(self.rank))
+
+    def _dismiss(self) -> None:
+        """Once: free the memory that a writer kept for us."""
+        if not self._dismissed:
+            self._dismissed = True
+            keeper.dismiss(self._persister.url, data_name(self.rank))
 
     def _let_go(self) -> None:
         """Give saves in flight a moment, then end their waiting for other ranks."""
-        if not self._shares:
+        if not self._group.shares:
             return
         self.barrier()
         for handle in self._in_flight:
             handle.settled(_GRACE_S)
-        self._abort.set()
+        self._group.abort.set()
 
     def _stage(
         self,
@@ -290,21 +312,27 @@ class Checkpointer:
         metadata: Mapping[str, Any],
         kind: str,
         started_s: float,
-    ) -> _InFlight:
+    ) -> InFlight:
         tree, leaves = trees.flatten(state)
         plan, leaves = self._plan(leaves)
         self.barrier()
         guarded = owned_by(self._optimizers) if self._optimizers else None
         pairs = [(slot, leaves[slot.name]) for slot in plan.slots]
         now, beside = split(pairs, guarded, overlap=self.overlap)
-        snapshot = Snapshot(self._arenas.take(plan.total_bytes), now, beside)
+        self._dismiss()
+        arena = self._arenas.take(plan.total_bytes)
+        try:
+            snapshot = Snapshot(arena, now, beside, final=not self._finite_only)
+        except BaseException:
+            self._arenas.give_back(arena)
+            raise
         self._copying = snapshot if snapshot.overlaps else None
         self._in_flight = [h for h in self._in_flight if not h.done] + [handle]
-        return _InFlight(handle, snapshot, plan, tree, metadata, kind, started_s)
+        return InFlight(handle, snapshot, plan, tree, metadata, kind, started_s)
 
     def _plan(self, leaves: dict[str, torch.Tensor]) -> tuple[SavePlan, dict[str, torch.Tensor]]:
         """Return this rank's layout and the memory that goes into it, by name."""
-        if self._shares:
+        if self._group.shares:
             shards = shards_of(leaves, self.rank, self.world)
             return plan_split(shards, self.rank), {s.name: s.view for s in shards}
         spread = next((name for name, t in leaves.items() if is_dtensor(t)), None)
@@ -315,112 +343,6 @@ class Checkpointer:
             )
         return plan_save(leaves), leaves
 
-    def _persist_later(self, job: _InFlight) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._persist_loop, name="surefoot-persist", daemon=True
-            )
-            self._thread.start()
-        self._queue.put(job)
-
-    def _persist_loop(self) -> None:
-        while (job := self._queue.get()) is not None:
-            try:
-                saved = self._persist(job)
-            except BaseException as error:  # whatever it was, the handle's owner gets it
-                self._arenas.give_back(job.snapshot.arena)
-                self._note_failure(job.handle, error)
-            else:
-                self._arenas.give_back(job.snapshot.arena)
-                self.failures, self.last_durable = 0, saved
-                self._pace.note(saved)
-                job.handle.settle(saved)
-                self._tidy(saved)
-            job.handle.tidied.set()
-
-    def _tidy(self, saved: Saved) -> None:
-        """Let retention act, where the writer process does not."""
-        if self._coordinates and (self._shares or not self._by_process(saved.n_bytes)):
-            self._persister.tidy(saved.folder)
-
-    def _persist(self, job: _InFlight) -> Saved:
-        step = job.handle.step
-        job.snapshot.work()
-        if job.snapshot.torn:
-            raise CheckpointError(
-                f"step {step} was not saved: {job.snapshot.torn}",
-                hint="call barrier() before optimizer.step(), or use guard(optimizer)",
-            )
-        if self._finite_only:
-            self._refuse_nonfinite(job)
-        self._look_ahead(job.plan.total_bytes)
-        self._persister.attempt += 1
-        tensors = {name: fmt.tensor_json(entry) for name, entry in job.plan.entries.items()}
-        n_bytes = job.plan.total_bytes
-        order = Order(step, job.kind, n_bytes, self.world, tensors, job.tree, job.metadata)
-        folder = self._write(order, job.snapshot.arena)
-        persist_s = time.monotonic() - job.started_s
-        return Saved(step, folder, n_bytes, job.handle.stall_s, persist_s)
-
-    def _refuse_nonfinite(self, job: _InFlight) -> None:
-        entries, arena = job.plan.entries, job.snapshot.arena
-        parts = [(s.name, entries[s.name].dtype, s.offset, s.n_bytes) for s in job.plan.slots]
-        name = first_nonfinite(arena, parts)
-        if name:
-            raise CheckpointError(
-                f"step {job.handle.step} was not saved: state[{name}] holds a NaN or infinity",
-                hint="go back to the last checkpoint and look at loss, learning rate and data",
-            )
-
-    def _look_ahead(self, n_bytes: int) -> None:
-        """Before the first save, warn of what is bound to go wrong later."""
-        if not self._looked_ahead and self._coordinates:
-            self._looked_ahead = True
-            with contextlib.suppress(OSError):
-                size = n_bytes * (self.world if self._shares else 1)
-                for problem in problems(self.catalog.storage, size, self._persister.keep):
-                    self.reports.append(problem)
-                    warnings.warn(problem, stacklevel=2)
-
-    def _write(self, order: Order, arena: Arena) -> str:
-        if self._shares:
-            return self._persister.persist_part(
-                order, self.rank, self._meeting(order.step), lambda f: self._data(f, order, arena)
-            )
-        if self._by_process(order.n_bytes):
-            return self._process.persist(self._persister, order, arena)
-        with memoryview(arena.memory) as memory, memory[: order.n_bytes] as part:
-            return self._persister.persist(order, part)
-
-    def _data(self, folder: str, order: Order, arena: Arena) -> fmt.File:
-        storage, name = self.catalog.storage, data_name(self.rank)
-        if self._by_process(order.n_bytes):
-            return self._process.write_data(storage.url, folder, name, arena, order.n_bytes)
-        with memoryview(arena.memory) as memory, memory[: order.n_bytes] as part:
-            return storage.write_data(folder, name, part)
-
-    def _by_process(self, n_bytes: int) -> bool:
-        big = n_bytes >= _PROCESS_FROM_BYTES
-        return self._writer == "process" or (self._writer == "auto" and big)
-
-    def _meeting(self, step: int) -> Meeting:
-        return Meeting(
-            self.catalog.storage,
-            step,
-            self._generation,
-            self._persister.attempt,
-            self.world,
-            self._part_timeout_s,
-            self._abort,
-        )
-
-    def _note_failure(self, handle: SaveHandle, error: BaseException) -> None:
-        self.failures += 1
-        if isinstance(error, FencedError):
-            self._fenced = error
-        handle.fail(error)
-        warnings.warn(f"the save of step {handle.step} failed: {error}", stacklevel=2)
-
     def _settle_all(self) -> list[SaveHandle]:
         self.barrier()
         handles, self._in_flight = self._in_flight, []
@@ -428,25 +350,23 @@ class Checkpointer:
             handle.tidied.wait()
         return handles
 
-    def _stop(self) -> None:
+    def _stop(self, *, keeps: bool = False) -> None:
         atexit.unregister(self._at_exit)
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
-        self._process.close()
+        self._pipeline.stop(keeps=keeps)
         self._arenas.close()
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a fork of the trainer: the threads, and thus the saves, are not here
         self._settle_all()
-        self._stop()
+        self._stop(keeps=True)
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        copy: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"metadata must be plain JSON: {error}") from error
+    copy: dict[str, Any] = {}
+    for key, value in metadata.items():
+        try:
+            copy.update(json.loads(json.dumps({key: value}, allow_nan=False)))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"metadata[{key!r}] must be plain JSON: {error}") from error
     return copy

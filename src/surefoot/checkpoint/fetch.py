@@ -1,4 +1,4 @@
-"""Bytes of one data file into memory: chunk by chunk, checked before they are placed."""
+"""Bytes of one data file into memory: chunk by chunk, every chunk checked."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from surefoot.errors import CorruptError
 _PAGE_BYTES = 4096
 _THREADS = 3
 _ALONE_BELOW_BYTES = 16 << 20
+_MOST_TARGETS = 1000  # what one call of the system takes, and a little less
 _LIBC = ctypes.CDLL(None)
 _LIBC.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _LIBC.memcpy.restype = ctypes.c_void_p
@@ -51,13 +52,21 @@ class _Parts:
             source.close()
 
 
-def fetch(source: Source, file: File, chunk_bytes: int, spans: list[Span], what: str) -> None:
+def fetch(
+    source: Source,
+    file: File,
+    chunk_bytes: int,
+    spans: list[Span],
+    what: str,
+    *,
+    sparse: bool = False,
+) -> None:
     """Read and check the whole file, and place what `spans` ask for; the rest is only checked.
 
-    Raises CorruptError naming `what` and the first bad chunk found; nothing of a bad chunk is
-    placed, but chunks before and after it may be.
+    `sparse` reads no chunk that no span touches. Raises CorruptError naming `what` and the first
+    bad chunk found; the memory of the spans may then hold anything.
     """
-    work = _Chunks(source, file, chunk_bytes, spans, what)
+    work = _Chunks(source, file, chunk_bytes, spans, what, sparse=sparse)
     if file.n_bytes < _ALONE_BELOW_BYTES:
         work.run()
     else:
@@ -74,12 +83,21 @@ class _Chunks:
     """Chunks still to read, taken one by one by several threads; stops at the first error."""
 
     def __init__(
-        self, source: Source, file: File, chunk_bytes: int, spans: list[Span], what: str
+        self,
+        source: Source,
+        file: File,
+        chunk_bytes: int,
+        spans: list[Span],
+        what: str,
+        *,
+        sparse: bool,
     ) -> None:
         self._source, self._file, self._chunk_bytes, self._what = source, file, chunk_bytes, what
         starts = range(0, file.n_bytes, chunk_bytes)
         touching = _by_chunk(spans, len(starts), chunk_bytes)
-        self._todo = iter(list(zip(range(len(starts)), starts, touching)))
+        todo = zip(range(len(starts)), starts, touching)
+        self._todo = iter([item for item in todo if item[2] or not sparse])
+        self._scatter = getattr(source, "scatter", None)
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -93,27 +111,62 @@ class _Chunks:
                     if self.error is not None:
                         break
                     try:
-                        end = start + self._read(number, start, memory)
-                        _place(address, start, end, spans)
+                        self._take(number, start, spans, memory, address)
                     except BaseException as error:
                         self.error = error
             del pin
 
-    def _read(self, number: int, start: int, memory: memoryview) -> int:
+    def _take(
+        self, number: int, start: int, spans: list[Span], memory: memoryview, address: int
+    ) -> None:
+        """Read one chunk straight to where it goes, or else to a buffer and from there."""
         wanted = min(self._chunk_bytes, self._file.n_bytes - start)
+        if self._scatter is not None:
+            targets = _targets(start, wanted, spans, address)
+            if targets and self._scatter(start, targets):
+                crc = 0
+                for target in targets:
+                    crc = crc32c(target, crc)
+                self._check(number, start, wanted, wanted, crc)
+                return
         with memory[:wanted] as part:
             try:
                 got = self._source.read(start, part)
             except OSError as error:
                 text = f"{self._what}: chunk {number} cannot be read: {error}"
                 raise CorruptError(text) from error
-            crc = crc32c(part)
+            self._check(number, start, wanted, got, crc32c(part))
+        _place(address, start, start + wanted, spans)
+
+    def _check(self, number: int, start: int, wanted: int, got: int, crc: int) -> None:
         if got != wanted or crc != self._file.crcs[number]:
             raise CorruptError(
                 f"{self._what}: chunk {number} (bytes {start} to {start + wanted}) is damaged:"
                 f" checksum {as_hex(crc)}, written {as_hex(self._file.crcs[number])}"
             )
-        return wanted
+
+
+def _targets(start: int, n_bytes: int, spans: list[Span], spare: int) -> list[memoryview]:
+    """Return the memory, in order, that a chunk's bytes go to, gaps to address `spare`.
+
+    Empty where spans overlap or are too many for one call.
+    """
+    at, end, targets = start, start + n_bytes, []
+    for span in sorted(spans, key=lambda span: span.offset):
+        first, last = max(at, span.offset), min(end, span.offset + span.n_bytes)
+        if span.offset < at and at > start:
+            return []
+        if first > at:
+            targets.append(_memory_at(spare, first - at))
+        targets.append(_memory_at(span.address + first - span.offset, last - first))
+        at = last
+    if at < end:
+        targets.append(_memory_at(spare, end - at))
+    return targets if len(targets) <= _MOST_TARGETS else []
+
+
+def _memory_at(address: int, n_bytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * n_bytes).from_address(address)).cast("B")
 
 
 def _by_chunk(spans: list[Span], count: int, chunk_bytes: int) -> Iterator[list[Span]]:

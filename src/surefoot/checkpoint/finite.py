@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from surefoot.checkpoint.arena import Arena
 from surefoot.checkpoint.plan import dtype_of
-from surefoot.checkpoint.stage import Arena
 
 
 def first_nonfinite(arena: Arena, parts: Iterable[tuple[str, str, int, int]]) -> str:

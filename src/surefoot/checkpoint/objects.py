@@ -18,6 +18,7 @@ from obstore import exceptions as obx
 from obstore.store import from_url
 
 from surefoot.checkpoint.checksum import crc32c
+from surefoot.checkpoint.gate import Ready
 from surefoot.checkpoint.manifest import CHUNK_BYTES, File, part_name
 from surefoot.errors import AuthError, CheckpointError, ConfigError, ThrottledError
 
@@ -106,12 +107,16 @@ class ObjectStorage:
         for name in names:
             self.delete(f"{folder}/{name}")
 
-    def write_data(self, folder: str, name: str, memory: memoryview) -> File:
+    def write_data(
+        self, folder: str, name: str, memory: memoryview, ready: Ready | None = None
+    ) -> File:
         """Put `memory` as numbered parts, several at once, checksummed on the way."""
         count = max(1, -(-len(memory) // PART_BYTES))
 
         def put(number: int) -> list[int]:
             part = memory[number * PART_BYTES : (number + 1) * PART_BYTES]
+            if ready is not None:
+                ready(number * PART_BYTES + len(part))
             steps = range(0, len(part), CHUNK_BYTES)
             crcs = [crc32c(part[at : at + CHUNK_BYTES]) for at in steps]
             key = f"{folder}/{part_name(name, number)}"

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint.commit import Commits, Live, folder_name, parse_folder, read_log
+from surefoot.checkpoint.gate import Gate
 from surefoot.checkpoint.gather import Meeting, MovedError, reason
 from surefoot.checkpoint.retention import to_drop
 from surefoot.checkpoint.storage import Storage, check_sizes, open_storage, typed
@@ -74,15 +75,17 @@ class Persister:
             with typed_errors(self.storage.url):
                 self.commits.resume(writer, generation)
 
-    def persist(self, order: Order, memory: memoryview) -> str:
+    def persist(self, order: Order, memory: memoryview, gate: Gate | None = None) -> str:
         """Write and commit; returns the folder. Whatever fails, the last good one stays.
 
-        Raises NoSpaceError, AuthError, FencedError or CheckpointError, and then leaves no trace.
+        With `gate` the memory may still be filled meanwhile; nothing is committed before it is
+        whole. Raises NoSpaceError, AuthError, FencedError or CheckpointError, and then leaves no
+        trace.
         """
         with typed_errors(self.storage.url):
             folder = folder_name(order.step, self.commits.writer, self.attempt)
             try:
-                self._write(folder, order, memory)
+                self._write(folder, order, memory, gate)
                 self.commits.commit(Live(folder, order.step, order.kind, order.score))
             except FencedError:
                 self._clear(folder)
@@ -151,10 +154,14 @@ class Persister:
         except OSError:
             return  # the store is in trouble: the first error says it better
 
-    def _write(self, folder: str, order: Order, memory: memoryview) -> None:
+    def _write(self, folder: str, order: Order, memory: memoryview, gate: Gate | None) -> None:
         storage = self.storage
         try:
-            file = storage.write_data(folder, data_name(0), memory)
+            if gate is None:
+                file = storage.write_data(folder, data_name(0), memory)
+            else:
+                file = storage.write_data(folder, data_name(0), memory, gate.ready)
+                gate.whole()
             storage.put(f"{folder}/{fmt.NAME}", fmt.seal(self._manifest(order, [file])))
         except BaseException:
             self._clear(folder)

@@ -34,6 +34,17 @@ class LocalSource:
             done += n
         return done
 
+    def scatter(self, offset: int, into: list[memoryview]) -> bool:
+        """Read straight to where the bytes go, whatever its alignment: from the page cache alone.
+
+        False where the file is read past the cache, or where not all could be read.
+        """
+        if self._direct >= 0:
+            return False
+        with contextlib.suppress(OSError):
+            return os.preadv(self._fd, into, offset) == sum(len(part) for part in into)
+        return False
+
     def close(self) -> None:
         """Close the descriptors."""
         os.close(self._fd)

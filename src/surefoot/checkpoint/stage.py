@@ -1,160 +1,116 @@
-"""The arena: one flat block of memory per rank, kept between saves, into which state is copied."""
+"""Copying a state into an arena: some of it at once, the rest beside the next forward pass."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
-import mmap
-import os
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import ClassVar
 
 import torch
 
+from surefoot.checkpoint.arena import Arena
+from surefoot.checkpoint.device import DeviceCopy, Lane, pin
+from surefoot.checkpoint.gate import Fill
 from surefoot.checkpoint.plan import Slot
-from surefoot.errors import CheckpointError
 
 Pair = tuple[Slot, torch.Tensor]
 Act = Callable[[], object]
 SMALL_BYTES = 1 << 20
-_RESERVE_BYTES = 64 << 20
 _PIECE_BYTES = 16 << 20
-_TWO_THREADS_FROM_BYTES = 64 << 20
+_WITH_STREAMS = ("cuda", "xpu")
+_ALONE_BELOW_BYTES = 64 << 20
 
 _LIBC = ctypes.CDLL(None)
 _LIBC.memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _LIBC.memcpy.restype = ctypes.c_void_p
 
 
-class Arena:
-    """Shared memory without a name (memfd): nothing is left behind, whoever is killed.
-
-    Its pages are touched first by the first copy, which may run beside training, and stay.
-    """
-
-    _numbers = itertools.count(1)
-    live: ClassVar[set[int]] = set()
-    """Numbers of the arenas that are mapped in this process."""
-
-    def __init__(self, n_bytes: int) -> None:
-        _refuse_without_memory(n_bytes)
-        self.number = next(self._numbers)
-        Arena.live.add(self.number)
-        self.n_bytes = n_bytes
-        self.fd = os.memfd_create("surefoot-arena", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, n_bytes)
-        self.memory = mmap.mmap(self.fd, n_bytes, flags=mmap.MAP_SHARED)
-        self._pin = ctypes.c_char.from_buffer(self.memory)
-        self.address = ctypes.addressof(self._pin)
-
-    def view(self, slot: Slot, like: torch.Tensor) -> torch.Tensor:
-        """Return the slot as a tensor of `like`'s dtype and the slot's shape."""
-        flat = torch.frombuffer(
-            self.memory, dtype=torch.uint8, count=slot.n_bytes, offset=slot.offset
-        )
-        return flat.view(like.dtype).reshape(slot.shape)
-
-    def close(self) -> None:
-        """Give the memory back once nobody maps it."""
-        Arena.live.discard(self.number)
-        del self._pin
-        with contextlib.suppress(BufferError):
-            self.memory.close()
-        os.close(self.fd)
-
-
-class Arenas:
-    """A few arenas that take turns; `take` waits for one, `give_back` frees it for the next."""
-
-    def __init__(self, count: int) -> None:
-        self._free: queue.SimpleQueue[Arena | None] = queue.SimpleQueue()
-        self._all: list[Arena] = []
-        for _ in range(count):
-            self._free.put(None)  # made when it is first needed
-
-    def take(self, n_bytes: int) -> Arena:
-        """Return a free arena of this size, waiting for a save in flight if there is none.
-
-        Raises CheckpointError when memory is short.
-        """
-        arena = self._free.get()
-        if arena is not None and arena.n_bytes == n_bytes:
-            return arena
-        if arena is not None:
-            self._all.remove(arena)
-            arena.close()
-        try:
-            arena = Arena(n_bytes)
-        except BaseException:
-            self._free.put(None)
-            raise
-        self._all.append(arena)
-        return arena
-
-    def give_back(self, arena: Arena) -> None:
-        """Let another save have it."""
-        self._free.put(arena)
-
-    def close(self) -> None:
-        """Give all memory back."""
-        while self._all:
-            self._all.pop().close()
-
-
 class Snapshot:
-    """One copy of a state into an arena: part of it at once, the rest beside training.
+    """One copy of a state into an arena: part of it by `begin()`, the rest beside training.
 
     `torn` names a tensor that was written to while it was being copied, if one was: torch counts
     in-place writes, so a forgotten barrier is found out and the snapshot is never used.
-    What may be copied beside training waits for `work()`, called from another thread.
+    With `final` the snapshot is called whole as soon as it is; otherwise by `call()`.
+    All threads that call `begin`, `barrier` or `work` take pieces of the copying.
     """
 
-    def __init__(self, arena: Arena, now: list[Pair], beside: list[Pair]) -> None:
-        self.arena = arena
-        self.torn = ""
+    _numbers = itertools.count(1)
+
+    def __init__(
+        self, arena: Arena, now: list[Pair], beside: list[Pair], *, final: bool = True
+    ) -> None:
+        self._final = final
+        self.arena, self.number, self.torn = arena, next(Snapshot._numbers), ""
+        self.overlaps = bool(beside)
+        self.n_now_bytes = sum(slot.n_bytes for slot, _ in now)
+        self._lanes: dict[torch.device, Lane] = {}
+        first, later = self._acts(now), self._acts(beside)
+        self._now, self._later = iter(first), iter(later)  # several threads take from them
+        self._starts_now = {start for start, _ in first}
+        self._left_now, self._left = len(first), len(first) + len(later)
+        self._reach = _Reach([start for start, _ in first + later])
         self._lock = threading.Lock()
-        self._whole = threading.Event()
-        self._work: Iterator[Act] = iter(())
-        self._left = 0
-        self._watched: list[tuple[str, torch.Tensor, int]] = []
-        self._run(_acts(arena, now))
-        if sum(slot.n_bytes for slot, _ in now) >= _TWO_THREADS_FROM_BYTES:
-            threading.Thread(target=self._drain, name="surefoot-copy", daemon=True).start()
-        self.barrier()
-        self.overlaps = bool(beside) and not self.torn
-        if self.overlaps:
-            self._watched = [(slot.name, t, _version(t)) for slot, t in beside]
-            self._run(_acts(arena, beside))
+        self._have_now, self._whole = threading.Event(), threading.Event()
+        self._watched = [(slot.name, t, _version(t)) for slot, t in beside]
+        self._held = (first, later) if self._lanes else None  # until the device has read them
+        arena.mark(self.number, 0, Fill.COPYING)
+        if self._lanes:
+            pin(arena)
+        self._note()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether what must be copied at once is little enough for one thread."""
+        return self.n_now_bytes < _ALONE_BELOW_BYTES
+
+    def begin(self) -> None:
+        """Return when what must be copied at once is copied, doing part of it."""
+        self._drain(self._now)
+        self._have_now.wait()
+        self._hold_back()
 
     def barrier(self) -> None:
         """Return when the copy is complete; whoever calls does part of what is left."""
-        self._drain()
+        self._drain(self._now, self._later)
         self._whole.wait()
+        self._hold_back()
 
-    work = barrier
+    def work(self) -> None:
+        """Do what is left and return when every byte is in the arena."""
+        self._drain(self._now, self._later)
+        self._whole.wait()
+        for lane in self._lanes.values():
+            lane.finish()
+        self._held = None
 
-    def _run(self, acts: list[Act]) -> None:
-        self._work, self._left = iter(acts), len(acts)
-        self._whole.clear()
-        if not acts:
-            self._whole.set()
+    def call(self, fill: Fill) -> None:
+        """Tell the writer process that the copy is whole, or void."""
+        self.arena.mark(self.number, self.arena.n_bytes, fill)
 
-    def _drain(self) -> None:
-        """Do pieces of work until none is left; several threads may."""
-        for act in self._work:
+    def _drain(self, *todo: Iterator[tuple[int, Act]]) -> None:
+        """Do pieces of work until none is left; others may still be at theirs."""
+        for start, act in itertools.chain(*todo):
             try:
                 act()
             except BaseException as error:
                 self.torn = self.torn or f"the copy failed: {error!r}"
             with self._lock:
+                self._left_now -= start in self._starts_now
                 self._left -= 1
-                if self._left == 0:
-                    self._check()
-                    self._whole.set()
+                ready_bytes = self._reach.note(start)
+                if ready_bytes and not self._lanes and not self.torn:
+                    self.arena.mark(self.number, ready_bytes, Fill.COPYING)
+                self._note()
+
+    def _note(self) -> None:
+        if self._left_now == 0:
+            self._have_now.set()
+        if self._left == 0:
+            self._check()
+            if self._final and not self.torn and not self._lanes:
+                self.call(Fill.WHOLE)
+            self._whole.set()
 
     def _check(self) -> None:
         for name, tensor, version in self._watched:
@@ -162,6 +118,51 @@ class Snapshot:
                 self.torn = f"state[{name}] was written to before barrier() let it"
                 break
         self._watched = []
+
+    def _hold_back(self) -> None:
+        for lane in self._lanes.values():
+            lane.hold_back()
+
+    def _acts(self, pairs: Iterable[Pair]) -> list[tuple[int, Act]]:
+        """Return the copies to do, each with the place where it starts in the arena.
+
+        From the CPU by memcpy (which drops the interpreter lock) where the bytes are in order.
+        """
+        acts: list[tuple[int, Act]] = []
+        for slot, tensor in pairs:
+            if slot.n_bytes == 0:
+                continue
+            if tensor.device.type in _WITH_STREAMS:
+                lane = self._lane(tensor.device)
+                acts.append((slot.offset, DeviceCopy(self.arena, slot, tensor, lane)))
+            elif tensor.device.type == "cpu" and tensor.is_contiguous() and not _is_lazy(tensor):
+                acts += _pieces(self.arena, slot, tensor)
+            else:
+                acts.append((slot.offset, _Copy(self.arena, slot, tensor)))
+        return acts
+
+    def _lane(self, device: torch.device) -> Lane:
+        if device not in self._lanes:
+            self._lanes[device] = Lane(device)
+        return self._lanes[device]
+
+
+class _Reach:
+    """How far the copied bytes reach from the start without a gap."""
+
+    def __init__(self, starts: list[int]) -> None:
+        self._order = sorted(starts)
+        self._done: set[int] = set()
+        self._at = 0
+
+    def note(self, start: int) -> int:
+        """Count the piece at `start` as copied; returns the bytes that are there (0: unchanged)."""
+        self._done.add(start)
+        before = self._at
+        while self._at < len(self._order) and self._order[self._at] in self._done:
+            self._at += 1
+        moved = before < self._at < len(self._order)
+        return self._order[self._at] if moved else 0
 
 
 def split(
@@ -172,12 +173,15 @@ def split(
     `guarded`: the data pointers that only the guarded optimizers write; without it and with
     `overlap`, large tensors, as small ones may be buffers that the forward pass writes to.
     """
-    if guarded is not None:
-        beside = [pair[1].data_ptr() in guarded for pair in pairs]
-    else:
-        beside = [overlap and pair[0].n_bytes > SMALL_BYTES for pair in pairs]
-    now = [pair for pair, later in zip(pairs, beside) if not later]
-    return now, [pair for pair, later in zip(pairs, beside) if later]
+    now: list[Pair] = []
+    beside: list[Pair] = []
+    for pair in pairs:
+        if guarded is not None:
+            later = pair[1].data_ptr() in guarded
+        else:
+            later = overlap and pair[0].n_bytes > SMALL_BYTES
+        (beside if later else now).append(pair)
+    return now, beside
 
 
 def owned_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
@@ -191,19 +195,12 @@ def owned_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     return owned
 
 
-def _acts(arena: Arena, pairs: Iterable[Pair]) -> list[Act]:
-    """Return the copies to do, memcpy (which drops the interpreter lock) where it can be."""
-    acts: list[Act] = []
-    for slot, tensor in pairs:
-        if slot.n_bytes == 0:
-            continue
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and not _is_lazy(tensor):
-            target, source = arena.address + slot.offset, tensor.data_ptr()
-            for at in range(0, slot.n_bytes, _PIECE_BYTES):
-                n = min(_PIECE_BYTES, slot.n_bytes - at)
-                acts.append(_Memcpy(target + at, source + at, n, tensor))
-        else:
-            acts.append(_Copy(arena, slot, tensor))
+def _pieces(arena: Arena, slot: Slot, tensor: torch.Tensor) -> list[tuple[int, Act]]:
+    target, source = arena.address, tensor.data_ptr()
+    acts: list[tuple[int, Act]] = []
+    for at in range(0, slot.n_bytes, _PIECE_BYTES):
+        n, start = min(_PIECE_BYTES, slot.n_bytes - at), slot.offset + at
+        acts.append((start, _Memcpy(target + start, source + at, n, tensor)))
     return acts
 
 
@@ -224,7 +221,7 @@ class _Memcpy:
 
 
 class _Copy:
-    """One copy through torch: from another device, or from memory that is not in order."""
+    """One copy through torch: from memory that is not in order, or from other devices."""
 
     __slots__ = ("_arena", "_slot", "_tensor")
 
@@ -238,35 +235,3 @@ class _Copy:
 def _version(tensor: torch.Tensor) -> int:
     """Return the counter that every in-place write raises; 0 for inference tensors."""
     return 0 if tensor.is_inference() else int(tensor._version)
-
-
-def _refuse_without_memory(n_bytes: int) -> None:
-    available = available_bytes()
-    if available is not None and n_bytes + _RESERVE_BYTES > available:
-        raise CheckpointError(
-            f"a snapshot needs {n_bytes / 1e9:.2f} GB of memory and only"
-            f" {available / 1e9:.2f} GB are available",
-            hint="use fewer arenas, save fewer tensors, or take a machine with more memory",
-        )
-
-
-def available_bytes() -> int | None:
-    """Return memory that can be had without swapping, or None where the system does not say."""
-    found = [limit for limit in (_meminfo(), _cgroup()) if limit is not None]
-    return min(found) if found else None
-
-
-def _meminfo() -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup() -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return None if limit == "max" else int(limit) - used
-    return None

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
+from surefoot.checkpoint.gate import Ready
 from surefoot.checkpoint.manifest import File, Manifest
 from surefoot.checkpoint.writer import write_file
 from surefoot.errors import AskUserError, AuthError, CheckpointError, CorruptError, NoSpaceError
@@ -70,8 +71,13 @@ class Storage(Protocol):
         """Return the objects directly in `folder` with their lengths in bytes."""
         ...
 
-    def write_data(self, folder: str, name: str, memory: memoryview) -> File:
-        """Make a new data file durable; `memory` is a whole number of pages."""
+    def write_data(
+        self, folder: str, name: str, memory: memoryview, ready: Ready | None = None
+    ) -> File:
+        """Make a new data file durable; `memory` is a whole number of pages.
+
+        `ready(n)` returns when its first n bytes are there, if they are still being copied.
+        """
         ...
 
     def source(self, key: str) -> Source:
@@ -163,11 +169,13 @@ class LocalStorage:
             return {}
         return {path.name: path.stat().st_size for path in found if path.is_file()}
 
-    def write_data(self, folder: str, name: str, memory: memoryview) -> File:
+    def write_data(
+        self, folder: str, name: str, memory: memoryview, ready: Ready | None = None
+    ) -> File:
         """Write a new data file in `folder`, which is made if it is not there."""
         with contextlib.suppress(FileExistsError):
             self._make_folder(folder)
-        return write_file(self.root / folder / name, memory)
+        return write_file(self.root / folder / name, memory, ready)
 
     def source(self, key: str) -> Source:
         """Open a data file for reading."""

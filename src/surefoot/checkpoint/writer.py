@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from surefoot.checkpoint.checksum import crc32c
+from surefoot.checkpoint.gate import Ready
 from surefoot.checkpoint.manifest import CHUNK_BYTES, File
 
 PAGE_BYTES = 4096
@@ -20,8 +21,10 @@ _PREALLOCATE_FROM_BYTES = 1 << 20
 _NOT_THERE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
-def write_file(path: Path, memory: memoryview) -> File:
+def write_file(path: Path, memory: memoryview, ready: Ready | None = None) -> File:
     """Write `memory` (a whole number of pages) to the new file `path` and make it durable.
+
+    `ready(n)` returns when the first n bytes are there, if they are still being copied.
 
     Uses O_DIRECT where the file system takes it, so that neither the page cache nor a copy is
     paid for. Raises OSError as the system gave it.
@@ -30,19 +33,23 @@ def write_file(path: Path, memory: memoryview) -> File:
     try:
         if len(memory) >= _PREALLOCATE_FROM_BYTES:
             _preallocate(fd, len(memory))
-        crcs = _write_pieces(fd, memory)
+        crcs = _write_pieces(fd, memory, ready or _all_there)
         os.fsync(fd)
     finally:
         os.close(fd)
     return File(path.name, len(memory), tuple(crcs))
 
 
-def _write_pieces(fd: int, memory: memoryview) -> list[int]:
+def _all_there(n_bytes: int) -> None:
+    """Nothing is being copied: every byte is there."""
+
+
+def _write_pieces(fd: int, memory: memoryview, ready: Ready) -> list[int]:
     """Write all pieces from two threads: while one waits for the device the other checksums."""
     starts = iter(range(0, len(memory), _PIECE_BYTES))
     if len(memory) <= _PIECE_BYTES:
-        return list(itertools.chain.from_iterable(_piece(fd, memory, s) for s in starts))
-    work = _Pieces(fd, memory, starts)
+        return list(itertools.chain.from_iterable(_piece(fd, memory, s, ready) for s in starts))
+    work = _Pieces(fd, memory, starts, ready)
     threads = [threading.Thread(target=work.run, daemon=True) for _ in range(_THREADS)]
     for thread in threads:
         thread.start()
@@ -56,8 +63,8 @@ def _write_pieces(fd: int, memory: memoryview) -> list[int]:
 class _Pieces:
     """Pieces still to write, taken one by one by several threads; stops at the first error."""
 
-    def __init__(self, fd: int, memory: memoryview, starts: Iterator[int]) -> None:
-        self._fd, self._memory, self._starts = fd, memory, starts
+    def __init__(self, fd: int, memory: memoryview, starts: Iterator[int], ready: Ready) -> None:
+        self._fd, self._memory, self._starts, self._ready = fd, memory, starts, ready
         self._lock = threading.Lock()
         self.crcs: dict[int, list[int]] = {}
         self.error: BaseException | None = None
@@ -70,13 +77,14 @@ class _Pieces:
             if start is None:
                 return
             try:
-                self.crcs[start] = _piece(self._fd, self._memory, start)
+                self.crcs[start] = _piece(self._fd, self._memory, start, self._ready)
             except BaseException as error:
                 self.error = error
 
 
-def _piece(fd: int, memory: memoryview, start: int) -> list[int]:
+def _piece(fd: int, memory: memoryview, start: int, ready: Ready) -> list[int]:
     piece = memory[start : start + _PIECE_BYTES]
+    ready(start + len(piece))
     steps = range(0, len(piece), CHUNK_BYTES)
     crcs = [crc32c(piece[at : at + CHUNK_BYTES]) for at in steps]
     _write_at(fd, piece, start)
