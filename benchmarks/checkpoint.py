@@ -5,14 +5,14 @@ step baseline, a save, then steps until it is durable. stall = the caller blocke
 waiting before the optimizer; lost = stall plus what the steps took longer than the baseline.
 Peers that are not installed are named and left out; torch.save and safetensors get an fsync.
 
-    python benchmarks/checkpoint.py [--quick] [--gb 1.5] [--rounds 3] [--busy] [--store URL]
+    python benchmarks/checkpoint.py [--quick] [--gb 1.5] [--rounds 3] [--busy | --alone |
+        --cadence | --store URL]
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import mmap
 import os
 import shutil
 import statistics
@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from _checkpoint_alone import report_alone, report_cadence
 from _checkpoint_store import report_store
 from _common import Bars, options, table
 from surefoot.checkpoint import Checkpointer
@@ -280,73 +281,6 @@ def measure(engine: Engine, training: Training, path: Path, step: int) -> dict[s
     }
 
 
-def raw(root: Path, n_bytes: int) -> dict[str, float]:
-    """Return seconds of a raw O_DIRECT write (with fsync) and cold reads of as many bytes."""
-    piece = 16 << 20
-    path = root / "raw.bin"
-    with mmap.mmap(-1, n_bytes) as memory, memoryview(memory) as view:
-        filler = os.urandom(1 << 20)
-        for at in range(0, n_bytes, 1 << 20):  # every page is touched before the clock starts
-            view[at : at + (1 << 20)] = filler[: n_bytes - at]
-        os.sync()
-        began = time.perf_counter()
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-        os.posix_fallocate(fd, 0, n_bytes)
-        for at in range(0, n_bytes, piece):
-            os.pwrite(fd, view[at : at + piece], at)
-        os.fsync(fd)
-        os.close(fd)
-        wrote = time.perf_counter() - began
-        began = time.perf_counter()
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        for at in range(0, n_bytes, piece):
-            os.preadv(fd, [view[at : at + piece]], at)
-        read = time.perf_counter() - began
-        os.close(fd)
-    path.unlink()
-    return {"write": wrote, "read": read}
-
-
-def durable_alone(training: Training, root: Path, reps: int) -> list[dict[str, float]]:
-    """Return ours against raw I/O of the same bytes, with no training beside: write and load."""
-    rows = []
-    into = training.state()
-    with Checkpointer(root / "alone", keep=1) as checkpointer:
-        checkpointer.save(0, into, blocking=True)
-        for step in range(1, reps + 1):
-            os.sync()
-            saved = checkpointer.save(step, into, blocking=True).saved
-            assert saved is not None
-            wire = raw(root, saved.n_bytes)
-            began = time.perf_counter()
-            checkpointer.load(into)
-            load = time.perf_counter() - began
-            rows.append({"save": saved.persist_s, "load": load, **wire})
-    return rows
-
-
-def extra_memory(training: Training, root: Path) -> float:
-    """Return the memory that one save in flight holds, as a share of the state."""
-    with Checkpointer(root / "memory", keep=1) as checkpointer:
-        before = _pss_bytes()
-        saved = checkpointer.save(0, training.state(), blocking=True).saved
-        assert saved is not None
-        return (_pss_bytes() - before) / saved.n_bytes
-
-
-def _pss_bytes() -> int:
-    """Proportional memory of this process and of its children."""
-    pids = [os.getpid()]
-    for thread in Path("/proc/self/task").iterdir():
-        pids += [int(pid) for pid in (thread / "children").read_text().split()]
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            total += 1024 * int(text.split("\nPss:")[1].split()[0])
-    return total
-
-
 def busy(*, on: bool) -> Callable[[], None]:
     """Keep the second core busy with another process; returns how to stop it."""
     if not on:
@@ -397,6 +331,8 @@ def main() -> int:
     parser.add_argument("--gb", type=float, default=1.5, help="state size, GB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--busy", action="store_true", help="keep the second core busy")
+    parser.add_argument("--cadence", action="store_true", help="only: a save every 20 s, and idle")
+    parser.add_argument("--alone", action="store_true", help="only: ours against raw I/O")
     parser.add_argument("--store", default="", help="only compare with raw obstore on this URL")
     arguments = parser.parse_args()
     gb, rounds = (0.4, 2) if arguments.quick else (arguments.gb, arguments.rounds)
@@ -409,6 +345,12 @@ def main() -> int:
     bars = Bars("checkpoint")
     try:
         training = Training(gb)
+        if arguments.cadence:
+            report_cadence(bars, training, root, 2 * rounds, 20.0)
+            return bars.finish(arguments.json)
+        if arguments.alone:
+            report_alone(bars, training, root, rounds)
+            return bars.finish(arguments.json)
         engines = [engine for make in MAKERS if (engine := make(training, root)) is not None]
         missing = len(MAKERS) - len(engines)
         print(f"{gb} GB of state, {rounds} rounds; {missing} peers are not installed")
@@ -444,19 +386,6 @@ def run_rounds(engines: list[Engine], training: Training, root: Path, rounds: in
             path.unlink(missing_ok=True) if path.is_file() else None
     for engine in engines:
         engine.close()
-
-
-def report_alone(bars: Bars, training: Training, root: Path, rounds: int) -> None:
-    rows = durable_alone(training, root, rounds + 2)
-    bars.rows["alone"] = rows
-    print("\nalone, seconds (ours / raw O_DIRECT of the same bytes)")
-    table(list(rows[0]), [list(row.values()) for row in rows])
-    ratio = statistics.median(r["save"] / r["write"] for r in rows)
-    bars.at_most("durable / raw O_DIRECT write", ratio, 1.25)
-    bars.at_most(
-        "load, checked / raw read", statistics.median(r["load"] / r["read"] for r in rows), 1.25
-    )
-    bars.at_most("extra memory / state, one arena", extra_memory(training, root), 1.1)
 
 
 if __name__ == "__main__":
