@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from surefoot.checkpoint import SaveHandle
+from surefoot.core.event import CheckpointFailed
+from surefoot.core.wire import Saved
+from surefoot.errors import FencedError
+from surefoot.report.words import Tone, _checkpoint
 from surefoot.train import link, saver
 from surefoot.train.link import SaveWish
 from surefoot.train.saver import Saver
@@ -82,3 +87,23 @@ def test_wish_without_deadline_counts_unless_a_save_has_just_begun(
     assert not made.is_new(wish(clock, None))
     clock[0] += 1.0
     assert made.is_new(wish(clock, None))
+
+
+def test_a_save_that_the_next_group_overtakes_is_told_as_given_over_not_as_trouble(
+    tmp_path: Path,
+) -> None:
+    told: list[Saved] = []
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    leaving = Saver(str(tmp_path), keep=1, interval_s=10, optimizer=optimizer, report=told.append)
+    for stays in (True, False):
+        leaving.take_charge(1)
+        if not stays:
+            leaving.step_down()
+        handle = SaveHandle(5)
+        handle.fail(FencedError("generation 2 took over"))
+        leaving._finish(handle, "periodic", None, 1)
+    leaving.close()
+    tones = [_checkpoint(CheckpointFailed(0, m.step, m.error))[0] for m in told]
+    assert tones == [Tone.BAD, Tone.QUIET]
+    assert "given over to the next group" in told[1].error
+    assert leaving.fenced is not None  # from the first: who is in charge must stop

@@ -172,6 +172,10 @@ class CheckpointCommitted:
     """For an emergency save: time left before the deadline."""
 
 
+GIVEN_OVER = "given over"
+"""How the message of a void save begins whose worker had left the saving to a newer group."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
     """A save was void; the previous checkpoint stands."""

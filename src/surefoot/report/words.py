@@ -6,6 +6,7 @@ from enum import Enum
 from typing import assert_never
 
 from surefoot.core.event import (
+    GIVEN_OVER,
     CheckpointCommitted,
     CheckpointFailed,
     CostMeasured,
@@ -174,6 +175,8 @@ def _worker_failed(state: State, event: WorkerFailed) -> str:
 def _checkpoint(event: CheckpointCommitted | CheckpointFailed) -> Line:
     if isinstance(event, CheckpointFailed):
         what = clean(event.message, limit=160)
+        if what.startswith(GIVEN_OVER):  # as planned: somebody else saves the same work
+            return Tone.QUIET, f"checkpoint of step {event.step} was {what}"
         return Tone.BAD, f"checkpoint of step {event.step} is void: {what}"
     took = event.persist_ms / 1000
     if not event.emergency:

@@ -12,6 +12,7 @@ from typing import Any
 
 from surefoot.checkpoint import Checkpointer, SaveHandle, open_storage
 from surefoot.checkpoint.commit import read_log
+from surefoot.core.event import GIVEN_OVER
 from surefoot.core.wire import Saved
 from surefoot.errors import ConfigError, FencedError, SurefootError
 from surefoot.train.link import SaveWish
@@ -196,6 +197,8 @@ class Saver:
             error = str(fence)
             if self._generation == generation:
                 self.fenced = fence
+            else:  # this worker has left the charge to another, who saves the same work again
+                error = f"{GIVEN_OVER} to the next group, which saves from here on"
         except Exception as trouble:  # reported, and the work counts as unsaved again
             error = f"{type(trouble).__name__}: {trouble}"
             self._work_s = max(self._work_s, self.interval_s / 2)
