@@ -138,6 +138,7 @@ def play(made: Park, *, down_s: float) -> dict[str, dict[str, float]]:
         found[name] = _fault(made, name)
     found["lost while re-forming"] = _in_a_row(made)
     found["lost during a save"] = _in_a_save(made)
+    found["cut for 0.4 s"] = _blip(made)
     found["controller down"] = _controller(made, down_s)
     return found
 
@@ -152,12 +153,29 @@ def _fault(made: Park, name: str) -> dict[str, float]:
     cost = after_loss(made, at_s)
     if verb == "cut":
         time.sleep(2.0)
-        made.do("uncut", ranks[last])
+        back_s = made.do("uncut", ranks[last])
     cost |= after_addition(made)
     if verb == "cut":
         late = [r for r in made.rows.read() if r["vm"] == ranks[last] and r["t"] > at_s + 1.0]
+        cost["rejoin_s"] = made.settle(made.nodes)["t"] - back_s
         cost["steps_while_cut"] = sum(r["stepped"] for r in late)
     return cost
+
+
+def _blip(made: Park) -> dict[str, float]:
+    """Cut a VM off for less than counts as lost: the group waits, and stays what it is."""
+    time.sleep(1.5)
+    ranks, newest = made.rows.group(), made.rows.read()[-1]["step"]
+    at_s = made.do("cut", ranks[made.nodes - 1])
+    time.sleep(0.4)
+    made.do("uncut", ranks[made.nodes - 1])
+    time.sleep(3.0)
+    after = [r for r in made.rows.read() if r["t"] > at_s + 0.4 and r["step"] > newest]
+    return {
+        "first_step_s": min((r["t"] for r in after), default=float("nan")) - at_s,
+        "lost_steps": made.rows.lost_steps(after[0]) if after else float("nan"),
+        "same": float({r["world"] for r in after} == {made.nodes}),
+    }
 
 
 def _in_a_row(made: Park) -> dict[str, float]:

@@ -62,11 +62,14 @@ def _ours(bars: Bars, *, down_s: float) -> dict[str, dict[str, float]]:
     bars.at_most("two at once, to first step, s", found["two at once"]["first_step_s"], 3.0)
     again = found["lost while re-forming"]["first_step_s"]
     bars.at_most("lost while re-forming, to first step, s", again, 3.0)
-    pauses = [v["pause_s"] for v in losses.values()]
+    pauses = [v["pause_s"] for v in losses.values() if "pause_s" in v]
     bars.at_most("median pause on an addition, s", statistics.median(pauses), 0.8)
     bars.at_most("most steps lost by one fault", max(v["lost_steps"] for v in found.values()), 1)
     bars.at_most("samples repeated or skipped", repeated + skipped, 0)
     bars.at_most("steps of a VM that was cut off", found["cut"]["steps_while_cut"], 0)
+    bars.at_least("a cut of 0.4 s leaves the group as it is", found["cut for 0.4 s"]["same"], 1)
+    rejoin_s = found["cut"]["rejoin_s"]
+    print(f"a VM cut off for good is replaced: {rejoin_s:.1f} s from its return to full strength")
     bars.at_least(
         "steps a second without controller", found["controller down"]["steps"] / down_s, 5
     )

@@ -14,7 +14,8 @@ from surefoot.controller.agents import Said, Silent
 from surefoot.controller.clock import Clock
 from surefoot.core.wire import Beat, Generation, Hello, Message, StoreUp, decode, encode
 
-SILENCE_MS = 1_000
+SILENCE_MS = 1_500
+"""A cut of half a second costs TCP about as much again (its time-outs double): no loss yet."""
 LINE_LIMIT = 1 << 20
 """A longer line is no message of ours: the connection is closed."""
 
