@@ -18,9 +18,9 @@ from surefoot.core.event import (
     InstanceRequested,
     RunEnded,
 )
+from surefoot.core.floor import FloorWatch
 from surefoot.core.job import FloorKind, Job, Throughput
 from surefoot.core.market import Capacity, Pool
-from surefoot.report.floor import FloorWatch
 
 POOL = Pool("local", "east", "east-a", "p3.2xlarge")
 MARKET = f"""\

@@ -37,7 +37,8 @@ SETTINGS = Settings(
 """A local VM boots in seconds and its list never lags: wait for less than in a cloud."""
 
 COSTS = CostModel(
-    reform_ms=1_000,
+    reform_ms=250,
+    reform_alone_ms=10,
     detect_ms=100,
     stall_ms=15,
     persist_ms=200,

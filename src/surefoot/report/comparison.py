@@ -12,7 +12,6 @@ from surefoot.core.job import Job
 from surefoot.core.policy.oracle import Oracle
 from surefoot.core.replay import Replay
 from surefoot.core.trace import Trace
-from surefoot.report.floor import FloorWatch
 from surefoot.sim import simulate
 from surefoot.sim.sweep import Point, row_of
 
@@ -27,7 +26,7 @@ def judged(point: Point, replay: Replay) -> Row:
 
     `worth`: mean training speed in VMs' worth, from kept steps. `usd_per_kstep`: cost of 1,000
     kept steps. `over_on_demand`: bill over that of the asked size on demand for the same work.
-    `floor_short_s`, `floor_broken_s`: see FloorWatch. `switches`: between spot and on-demand.
+    `switches`: between spot and on-demand.
     """
     job = started(point)
     outcome = simulate(
@@ -38,13 +37,8 @@ def judged(point: Point, replay: Replay) -> Row:
         seed=point.seed,
         start_ms=point.start_ms,
         horizon_ms=point.horizon_ms,
-        keep_events=True,
     )
-    floor = FloorWatch(job).add_all(outcome.events)
-    row = {"market": point.trace, **with_ratios(row_of(point, outcome), job)}
-    row["floor_short_s"] = floor.short_ms / 1000
-    row["floor_broken_s"] = floor.broken_ms / 1000
-    return row
+    return {"market": point.trace, **with_ratios(row_of(point, outcome), job)}
 
 
 def _oracle(trace: Trace) -> Oracle:

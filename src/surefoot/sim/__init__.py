@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surefoot.core.decide import Policy
+from surefoot.core.event import State
 from surefoot.core.forecast import get_forecaster
 from surefoot.core.forecast.port import Forecaster
 from surefoot.core.job import Job
@@ -27,14 +28,17 @@ def simulate(
     start_ms: int | None = None,
     horizon_ms: int | None = None,
     history: History | None = None,
+    known: State | None = None,
     keep_events: bool = False,
 ) -> Outcome:
     """Return what `job` does on `trace` from `start_ms` for at most `horizon_ms`.
 
     Instants (the job's deadline too) are on the trace's clock. Policy and forecaster default to
     the job's; `model` holds what boots, saves and the rest cost. `history` is what is known of
-    the pools before the start; it is added to. Equal arguments give equal outcomes, byte for
-    byte. Raises ValueError for a negative horizon or a start outside of the trace.
+    the pools before the start; it is added to. `known` holds the costs that the run believes in
+    before it measures any; default: those of `model`, as after a run before. Equal arguments give
+    equal outcomes, byte for byte. Raises ValueError for a negative horizon or a start outside of
+    the trace.
     """
     replay = trace if isinstance(trace, Replay) else Replay(trace)
     whole = replay.trace
@@ -59,6 +63,7 @@ def simulate(
         start_ms=start,
         end_ms=end,
         history=history,
+        known=known,
         keep=keep_events,
     )
     engine = Engine(setup)
@@ -86,6 +91,8 @@ def _outcome(engine: Engine) -> Outcome:
         counts=account.counts,
         summary=account.summary(),
         unknown_share=setup.replay.unknown_share(setup.job.pools, setup.start_ms, end_ms),
+        floor_short_ms=engine.books.floor.short_ms,
+        floor_broken_ms=engine.books.floor.broken_ms,
         events_seen=engine.books.seen,
         decisions_made=engine.decisions_made,
         events=tuple(engine.books.events),

@@ -25,6 +25,7 @@ from surefoot.core.event import (
     apply,
 )
 from surefoot.core.fleet import Ending, Instance, InstanceState
+from surefoot.core.floor import FloorWatch
 from surefoot.core.history import observe
 from surefoot.core.job import Job
 from surefoot.core.market import Pool
@@ -69,6 +70,7 @@ class Books:
 
     account: Account
     history: History
+    floor: FloorWatch
     state: State
     backoff: Backoff
     now_ms: int
@@ -85,6 +87,7 @@ class Books:
         self.backoff.observe(event, self.state)
         self.account.add(event)
         self.state = apply(self.state, event)
+        self.floor.see(event, self.state)
         self.dirty = self.dirty or matters(event)
         self.seen += 1
         self.changes += type(event) not in QUIET
@@ -401,7 +404,7 @@ class Crew:
             self.report()
         done = train.step_at(begin)
         train.freeze(begin)
-        reform = self.dice.spread(model.reform_ms)
+        reform = self.dice.spread(model.pause_ms(len(members)))
         group.restore_ms, group.lost_steps, self._final_ms = 0, 0, None
         if not group.live:
             group.lost_steps = max(0, max(done, self._reported) - train.safe)

@@ -21,6 +21,7 @@ from surefoot.core.event import (
     State,
 )
 from surefoot.core.fleet import HELD, Ending, Instance, InstanceState
+from surefoot.core.floor import FloorWatch
 from surefoot.core.forecast.port import Forecaster
 from surefoot.core.job import Job
 from surefoot.core.market import Capacity, Offering, Pool
@@ -54,6 +55,7 @@ class Setup:
     start_ms: int
     end_ms: int
     history: History | None = None
+    known: State | None = None
     keep: bool = False
 
 
@@ -70,7 +72,8 @@ class Engine:
         self.books = Books(
             account=Account(job),
             history=setup.history or History(),
-            state=State(save_cost=model.save_cost, fleet_cost=model.fleet_cost(boot)),
+            floor=FloorWatch(job),
+            state=setup.known or model.state(boot),
             backoff=Backoff(model.backoff_ms, model.backoff_limit_ms),
             now_ms=setup.start_ms,
             keep=setup.keep,
@@ -148,6 +151,7 @@ class Engine:
             else:
                 self.books.add(InstanceGone(self.books.now_ms, vm.token, Ending.RELEASED))
         self.books.add(RunEnded(self.books.now_ms, outcome, message))
+        self.books.floor.close(self.books.now_ms)
 
     # -- the market ----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from surefoot.core.event import State
 from surefoot.core.fleet import CheckpointCost, FleetCost
 
 
@@ -23,6 +24,8 @@ class CostModel:
 
     boot_ms: int | None = None
     reform_ms: int = 2_000
+    reform_alone_ms: int | None = None
+    """A group of one has nobody to meet: what its re-forming takes; None: as long as any."""
     detect_ms: int = 500
     stall_ms: int = 50
     persist_ms: int = 2_000
@@ -53,6 +56,16 @@ class CostModel:
     def save_cost(self) -> CheckpointCost:
         """The costs of a save as a run would measure them."""
         return CheckpointCost(self.stall_ms, self.persist_ms, self.restore_ms, self.slowdown)
+
+    def pause_ms(self, members: int) -> int:
+        """Return how long it takes to form a group of that many."""
+        if members == 1 and self.reform_alone_ms is not None:
+            return self.reform_alone_ms
+        return self.reform_ms
+
+    def state(self, boot_ms: int) -> State:
+        """Return the state of a run that has measured these costs before."""
+        return State(save_cost=self.save_cost, fleet_cost=self.fleet_cost(boot_ms))
 
     def fleet_cost(self, boot_ms: int) -> FleetCost:
         """The costs of changing the fleet as a run would measure them."""

@@ -37,6 +37,10 @@ class Outcome:
     unknown_share: float
     events_seen: int
     decisions_made: int
+    floor_short_ms: int = 0
+    """Time below the throughput floor; `floor_broken_ms`: the part beyond a boot, a load and a
+    re-forming (see `core.floor.FloorWatch`)."""
+    floor_broken_ms: int = 0
     events: tuple[Event, ...] = ()
     decisions: tuple[Decision, ...] = ()
 
@@ -55,6 +59,8 @@ class Outcome:
             "message": self.message,
             **self.summary,
             "unknown_share": round(self.unknown_share, 6),
+            "floor_short_s": self.floor_short_ms / 1000,
+            "floor_broken_s": self.floor_broken_ms / 1000,
             "unknown_price_s": self.bill.unknown_ms / 1000,
             "events": self.events_seen,
             "decisions": self.decisions_made,

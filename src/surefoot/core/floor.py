@@ -11,7 +11,10 @@ EPS = 1e-6
 
 
 class FloorWatch:
-    """Adds up the time under the floor from the first group on; feed every event in order."""
+    """Adds up the time under the floor from the first group on.
+
+    Feed every event in order: to `see` with the state after it, or to `add` alone.
+    """
 
     def __init__(self, job: Job) -> None:
         self.floor, self.rule = job.throughput.floor, job.throughput
@@ -30,9 +33,14 @@ class FloorWatch:
         self._window_area = 0.0
 
     def add(self, event: Event) -> None:
-        """Take in one event."""
-        self._advance(event.at_ms)
-        self.state = apply(self.state, event)
+        """Take in one event, the state being kept here."""
+        self.see(event, apply(self.state, event))
+
+    def see(self, event: Event, state: State) -> None:
+        """Take in one event and the state after it."""
+        if self._from_ms is not None and self.rule.kind is FloorKind.AVERAGE:
+            self._advance(event.at_ms)
+        self.state = state
         match event:
             case GroupFormed():
                 if self._from_ms is None:
@@ -51,7 +59,7 @@ class FloorWatch:
             self.add(event)
             last = event
         if last is not None:
-            self._close(last.at_ms)
+            self.close(last.at_ms)
         return self
 
     def _set(self, at_ms: int, worth: float) -> None:
@@ -59,9 +67,10 @@ class FloorWatch:
         if worth < self.floor - EPS:
             self._short_since = at_ms if self._short_since is None else self._short_since
         else:
-            self._close(at_ms)
+            self.close(at_ms)
 
-    def _close(self, at_ms: int) -> None:
+    def close(self, at_ms: int) -> None:
+        """End the present spell under the floor, if there is one."""
         if self._short_since is None:
             return
         span, cost = at_ms - self._short_since, self.state.fleet_cost
@@ -73,8 +82,6 @@ class FloorWatch:
 
     def _advance(self, at_ms: int) -> None:
         """Close the windows of an average floor that end by now."""
-        if self._from_ms is None or self.rule.kind is not FloorKind.AVERAGE:
-            return
         then = max(self.state.now_ms, self._window_start)
         while at_ms - self._window_start >= self.rule.window_ms:
             end = self._window_start + self.rule.window_ms
