@@ -317,7 +317,7 @@ def series(watch: Watch, count: int) -> schema.Series:
         former_loss=thin(sorted(story.former_losses), count // 2),
         marks=[
             schema.MarkRow(at_ms=m.at_ms, kind=m.kind, pool=clean(m.pool))
-            for m in story.marks[-MOST_MARKS:]
+            for m in story.marks[:: 1 + len(story.marks) // MOST_MARKS]
         ],
         prices=[
             schema.PriceCourse(

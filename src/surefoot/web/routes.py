@@ -25,6 +25,12 @@ BIGGEST = 2**53 - 1
 REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"model": schema.Refusal} for code in (401, 404, 422)
 }
+SENT_EVENT = {
+    "type": "object",
+    "description": "One server-sent event; `data` is an event's row as JSON.",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+    "required": ["data"],
+}
 router = APIRouter(prefix="/api/v1", responses=REFUSALS, tags=["runs"])
 
 RunName = Annotated[str, Path(max_length=200, description="A run's name, as in the list.")]
@@ -103,7 +109,7 @@ def events(
 @router.get(
     "/runs/{run}/events/stream",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {"schema": SENT_EVENT}}}},
 )
 async def stream(
     request: Request,
