@@ -12,7 +12,7 @@ import pytest
 from surefoot.core.job import Job, Limits, Throughput, Work
 from surefoot.core.market import Pool
 from surefoot.core.trace import PoolTrace, Semantics, Step, Trace
-from surefoot.errors import NotBuiltError
+from surefoot.errors import ConfigError
 from surefoot.sim import sweep as module
 from surefoot.sim.sweep import Point, grid, sweep
 
@@ -73,5 +73,20 @@ def test_deadline_counts_from_each_start_and_misses_are_told() -> None:
 def test_unknown_trace_and_engine_are_refused() -> None:
     with pytest.raises(KeyError, match="nowhere"):
         sweep([Point(JOB, "nowhere", "greedy", 0)], TRACES)
-    with pytest.raises(NotBuiltError, match="ray"):
-        sweep([], TRACES, engine="ray")
+    with pytest.raises(ConfigError, match="dask"):
+        sweep([], TRACES, engine="dask")
+
+
+def test_a_sweep_over_ray_gives_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    some = points()[:4]
+    alone = json.dumps(sweep(some, TRACES))
+    assert json.dumps(sweep(some, TRACES, workers=1, engine="ray")) == alone
+
+
+def test_rows_tell_the_time_below_the_floor() -> None:
+    spot = Job("j", 2, (POOL,), Throughput(2, 2), policy="spot-only", work=Work(step_ms=1000))
+    row = sweep([Point(spot, "long", "spot-only", 0, 8 * H)], TRACES)[0]
+    assert 3.9 * 3600 < row["floor_broken_s"] < row["floor_short_s"] < 4.1 * 3600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from surefoot.core.job import Job
 from surefoot.core.replay import Replay
 from surefoot.core.trace import Trace
-from surefoot.errors import NotBuiltError
+from surefoot.errors import ConfigError
 from surefoot.sim import simulate
 from surefoot.sim.model import CostModel
 from surefoot.sim.outcome import Outcome
@@ -69,13 +70,12 @@ def sweep(
 
     With `out` (a folder) every finished run is kept there at once, and a later sweep skips the
     points that it finds; `results.parquet` in it holds all rows in the end. `progress` is told
-    (done, all). Raises KeyError for a trace that is not given, NotBuiltError for an engine that
-    is not there.
+    (done, all). `engine` is `processes` (of this machine), or `ray`: the machines of the Ray
+    cluster that RAY_ADDRESS names, else this one. Raises KeyError for a trace that is not given,
+    ConfigError for an engine that does not exist or is not installed.
     """
-    if engine != "processes":
-        raise NotBuiltError(
-            f"sweep: the engine {engine!r} is not built yet", hint="use --engine processes"
-        )
+    if engine not in ENGINES:
+        raise ConfigError(f"sweep: no engine is called {engine!r}", hint="--engine processes")
     missing = sorted({p.trace for p in points} - set(traces))
     if missing:
         raise KeyError(f"sweep: no trace is called {missing[0]!r}")
@@ -83,7 +83,7 @@ def sweep(
     left = [p for p in points if p.key not in done]
     if progress is not None:
         progress(len(points) - len(left), len(points))
-    for key, row in _run(left, traces, workers):
+    for key, row in ENGINES[engine](left, traces, workers):
         done[key] = row
         if out is not None:
             _keep(out, key, row)
@@ -108,6 +108,46 @@ def _run(
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 
+
+def _run_on_ray(
+    points: Sequence[Point], traces: Mapping[str, Trace], workers: int
+) -> Iterator[tuple[str, Row]]:
+    try:
+        import ray
+        from ray.util import ActorPool
+    except ImportError as error:
+        raise ConfigError(
+            f"sweep: the engine ray is not installed: {error}",
+            hint="pip install 'surefoot[ray]', or use --engine processes",
+        ) from None
+    begun = not ray.is_initialized()
+    if begun:
+        here = None if os.environ.get("RAY_ADDRESS") else workers
+        ray.init(num_cpus=here, include_dashboard=False, log_to_driver=False)
+    try:
+        shared = ray.put(dict(traces))
+        count = min(len(points), int(ray.cluster_resources().get("CPU", 1)))
+        pool = ActorPool([ray.remote(_Actor).remote(shared) for _ in range(count)])
+        yield from pool.map_unordered(lambda actor, point: actor.run.remote(point), points)
+    finally:
+        if begun:
+            ray.shutdown()
+
+
+class _Actor:
+    """A worker of a Ray cluster: it is handed the traces once."""
+
+    def __init__(self, traces: Mapping[str, Trace]) -> None:
+        _share(traces)
+
+    def run(self, point: Point) -> tuple[str, Row]:
+        """Run one point."""
+        return point.key, _one(point)
+
+
+Engine = Callable[[Sequence[Point], Mapping[str, Trace], int], Iterator[tuple[str, Row]]]
+
+ENGINES: dict[str, Engine] = {"processes": _run, "ray": _run_on_ray}
 
 _TRACES: dict[str, Trace] = {}
 _REPLAYS: dict[str, Replay] = {}
