@@ -284,7 +284,7 @@ class _Counted(LocalStorage):
 
 
 def test_a_rank_reads_the_chunks_of_its_own_part_alone(tmp_path: Path) -> None:
-    """Every placement of two dimensions over four ranks, as one of them sees it."""
+    """Every placement of two dimensions over four ranks, as each of them sees it."""
     import torch.distributed as dist
     from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -292,22 +292,23 @@ def test_a_rank_reads_the_chunks_of_its_own_part_alone(tmp_path: Path) -> None:
     whole = torch.arange(3_000_000, dtype=torch.float32).reshape(1500, 2000)
     with Checkpointer(tmp_path) as checkpointer:
         n_bytes = checkpointer.save(1, {"w": whole}, blocking=True).saved.n_bytes
-    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
-    try:
-        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]])
-        for placements in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2):
-            part = _part(whole, mesh.get_coordinate(), placements)
-            into = DTensor.from_local(
-                torch.zeros_like(part), mesh, placements, run_check=False,
-                shape=whole.shape, stride=whole.stride(),
-            )  # fmt: skip
-            storage = _Counted(tmp_path)
-            Catalog(storage).load({"w": into})
-            assert torch.equal(into._local_tensor, part), placements
-            rows = part.shape[0] / whole.shape[0]
-            assert storage.n_bytes <= rows * n_bytes + 2 * (4 << 20)
-    finally:
-        dist.destroy_process_group()
+    for rank in (0, 2, 1, 3):  # one process that joins again and again under another rank
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+        try:
+            mesh = DeviceMesh("cpu", [[0, 1], [2, 3]])
+            for placements in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2):
+                part = _part(whole, mesh.get_coordinate(), placements)
+                into = DTensor.from_local(
+                    torch.zeros_like(part), mesh, placements, run_check=False,
+                    shape=whole.shape, stride=whole.stride(),
+                )  # fmt: skip
+                storage = _Counted(tmp_path)
+                Catalog(storage).load({"w": into})
+                assert torch.equal(into._local_tensor, part), (rank, placements)
+                rows = part.shape[0] / whole.shape[0]
+                assert storage.n_bytes <= rows * n_bytes + 2 * (4 << 20)
+        finally:
+            dist.destroy_process_group()
 
 
 def _part(whole: torch.Tensor, coordinate: Any, placements: Any) -> torch.Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -46,14 +48,24 @@ def shards_of(leaves: Mapping[str, torch.Tensor], rank: int, world: int) -> list
 
 
 def plan_split(shards: list[Shard], rank: int) -> SavePlan:
-    """Lay out a rank's shards in its own file, whose number is the rank."""
+    """Lay out a rank's shards in its own file, whose number is the rank.
+
+    The same shards give the same plan object.
+    """
+    return _layout(
+        rank, tuple((s.name, s.start, s.view.shape, s.view.dtype, s.whole) for s in shards)
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _layout(rank: int, shards: tuple[tuple[Any, ...], ...]) -> SavePlan:
     slots, entries, offset = [], {}, 0
-    for shard in shards:
-        shape, dtype = tuple(shard.view.shape), shard.view.dtype
+    for name, start, size, dtype, whole in shards:
+        shape = tuple(size)
         n_bytes = math.prod(shape) * dtype.itemsize
-        slots.append(Slot(shard.name, offset, n_bytes, shard.start, shape))
-        piece = Piece(rank, offset, shard.start, shape)
-        entries[shard.name] = TensorEntry(dtype_name(dtype), shard.whole, (piece,))
+        slots.append(Slot(name, offset, n_bytes, start, shape))
+        piece = Piece(rank, offset, start, shape)
+        entries[name] = TensorEntry(dtype_name(dtype), whole, (piece,))
         offset = up(offset + n_bytes, ALIGN_BYTES)
     return SavePlan(tuple(slots), entries, max(PAGE_BYTES, up(offset, PAGE_BYTES)))
 
@@ -68,29 +80,76 @@ def local_box(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 
     Raises CheckpointError for placements other than Shard and Replicate.
     """
+    local, start, _ = _local(tensor)
+    return local, start
+
+
+def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...], bool]:
+    """Return what `local_box` does, and whether another rank holds the same box, before this."""
+    local: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    start, shape, is_copy = _place(tensor)
+    if local.numel() == 0:
+        return local, (0,) * tensor.dim(), is_copy
+    if tuple(local.shape) != shape:
+        raise CheckpointError(
+            f"a tensor {list(tensor.shape)} placed as {tensor.placements} has a local part of"  # type: ignore[attr-defined]
+            f" {list(local.shape)}, not {list(shape)}",
+            hint="redistribute it first, so that its parts are as even as torch makes them",
+        )
+    return local, start, is_copy
+
+
+def _place(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Return a DTensor's local box (start, shape) and whether another rank holds it too, first."""
+    import torch.distributed as dist
+
+    return _placed(tensor._spec, dist.get_rank())  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _placed(spec: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Answer `_place` for a DTensor's spec as this rank.
+
+    Torch's own function, and a mesh's own coordinate, remember answers by mesh: a process that
+    joins an equal mesh again under another rank would get those of its old rank.
+    """
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor import Shard as ShardOn
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    placements, mesh = tensor.placements, tensor.device_mesh  # type: ignore[attr-defined]
-    if not all(type(p) in (ShardOn, Replicate) for p in placements):
+    if not all(type(p) in (ShardOn, Replicate) for p in spec.placements):
         raise CheckpointError(
-            f"a tensor is placed as {placements}; only Shard and Replicate can be saved",
+            f"a tensor is placed as {spec.placements}; only Shard and Replicate can be saved",
             hint="redistribute it first",
         )
-    local: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
-    _, start = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    return local, tuple(int(at) for at in start)
+    found = (spec.mesh.mesh == rank).nonzero().tolist()
+    if not found:
+        return (0,) * len(spec.shape), (0,) * len(spec.shape), True
+    cuts = tuple(p.dim if p.is_shard() else -1 for p in spec.placements)
+    start, shape = _box(tuple(spec.shape), tuple(spec.mesh.shape), tuple(found[0]), cuts)
+    return start, shape, any(at for at, axis in zip(found[0], cuts) if axis < 0)
+
+
+def _box(
+    shape: tuple[int, ...], sizes: tuple[int, ...], place: tuple[int, ...], cuts: tuple[int, ...]
+) -> Box:
+    """Return (start, shape) of the part at `place`: equal parts, rounded up, one cut after another.
+
+    This is how DTensor cuts: the last parts may be smaller or empty.
+    """
+    start, length = [0] * len(shape), list(shape)
+    for size, at, axis in zip(sizes, place, cuts):
+        if axis >= 0:
+            part = -(-length[axis] // size)
+            first = min(at * part, length[axis])
+            start[axis] += first
+            length[axis] = min(part, length[axis] - first)
+    return tuple(start), tuple(length)
 
 
 def _own_box(name: str, tensor: torch.Tensor) -> list[Shard]:
     """Return this rank's box, unless another rank that holds the same one writes it."""
-    local, start = local_box(tensor)
-    mesh = tensor.device_mesh  # type: ignore[attr-defined]
-    coordinate = mesh.get_coordinate()
-    placements = tensor.placements  # type: ignore[attr-defined]
-    copies = [at for at, p in zip(coordinate, placements) if p.is_replicate()]
-    if any(copies) or local.numel() == 0:
+    local, start, is_copy = _local(tensor)
+    if local.numel() == 0 or is_copy:
         return []
     return [Shard(name, start, local, tuple(tensor.shape))]
 

@@ -78,7 +78,7 @@ class _Walk:
             return self.seen[key]
         if name in self.leaves:
             raise CheckpointError(f"two tensors share the path {name!r}: rename one of the keys")
-        self.leaves[name] = tensor.detach()
+        self.leaves[name] = tensor.detach() if tensor.requires_grad else tensor
         if key is not None:
             self.seen[key] = name
         return name
