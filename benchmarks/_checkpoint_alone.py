@@ -53,7 +53,7 @@ def raw(root: Path, n_bytes: int) -> dict[str, float]:
 
 def durable_alone(training: Training, root: Path, reps: int) -> list[dict[str, float]]:
     """Return ours against raw I/O of the same bytes, with no training beside: write and load."""
-    rows, buffer = [], bytearray(16 << 20)
+    rows, buffer = [], bytearray()
     into = training.state()
     with Checkpointer(root / "alone", keep=1) as checkpointer:
         checkpointer.save(0, into, blocking=True)
@@ -65,6 +65,7 @@ def durable_alone(training: Training, root: Path, reps: int) -> list[dict[str, f
             row = {"save": saved.persist_s, **raw(root, saved.n_bytes)}
             row["cold"] = _seconds(lambda: checkpointer.load(into))
             (file,) = (root / "alone" / saved.folder).glob("*.bin")
+            buffer = buffer or bytearray(saved.n_bytes)
             read_through_cache(file, buffer)
             row["raw warm"] = _seconds(partial(read_through_cache, file, buffer))
             row["warm"] = _seconds(lambda: checkpointer.load(into))
@@ -79,10 +80,11 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def read_through_cache(path: Path, buffer: bytearray) -> None:
-    """Read a file as it comes, one piece after the other into the same memory."""
-    with path.open("rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
+    """Read a file of the buffer's length into it, as it comes."""
+    piece = 16 << 20
+    with path.open("rb", buffering=0) as file, memoryview(buffer) as view:
+        for at in range(0, len(buffer), piece):
+            file.readinto(view[at : at + piece])
 
 
 def idle_cost(training: Training, root: Path, seconds: float) -> float:

@@ -6,7 +6,7 @@ waiting before the optimizer; lost = stall plus what the steps took longer than 
 Peers that are not installed are named and left out; torch.save and safetensors get an fsync.
 
     python benchmarks/checkpoint.py [--quick] [--gb 1.5] [--rounds 3] [--busy | --alone |
-        --cadence | --store URL]
+        --cadence | --ranks 2 | --store URL]
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from _checkpoint_alone import report_alone, report_cadence
+from _checkpoint_ranks import report_ranks
 from _checkpoint_store import report_store
 from _common import Bars, options, table
 from surefoot.checkpoint import Checkpointer
@@ -332,6 +333,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--busy", action="store_true", help="keep the second core busy")
     parser.add_argument("--cadence", action="store_true", help="only: a save every 20 s, and idle")
+    parser.add_argument("--only", default="", help="engines whose names begin so, comma-separated")
+    parser.add_argument("--ranks", type=int, default=1, help="2: only FSDP2 over two processes")
     parser.add_argument("--alone", action="store_true", help="only: ours against raw I/O")
     parser.add_argument("--store", default="", help="only compare with raw obstore on this URL")
     arguments = parser.parse_args()
@@ -344,6 +347,9 @@ def main() -> int:
     stop = busy(on=arguments.busy)
     bars = Bars("checkpoint")
     try:
+        if arguments.ranks > 1:
+            report_ranks(bars, root, arguments.ranks, gb, rounds)
+            return bars.finish(arguments.json)
         training = Training(gb)
         if arguments.cadence:
             report_cadence(bars, training, root, 2 * rounds, 20.0)
@@ -353,6 +359,8 @@ def main() -> int:
             return bars.finish(arguments.json)
         engines = [engine for make in MAKERS if (engine := make(training, root)) is not None]
         missing = len(MAKERS) - len(engines)
+        only = tuple(arguments.only.split(","))
+        engines = [engine for engine in engines if engine.name.startswith(only)]
         print(f"{gb} GB of state, {rounds} rounds; {missing} peers are not installed")
         run_rounds(engines, training, root, rounds)
         report(bars, engines, is_busy=arguments.busy)
