@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.cli import clouds, frame, live, outdir
+from surefoot.cli.hidden import read_secrets
 from surefoot.cli.terms import differences, refuse_while_led, settings_of
 from surefoot.config import JobFile, load_job
 from surefoot.controller.clock import Clock, RealClock
@@ -32,10 +33,12 @@ from surefoot.core.forecast import get_forecaster
 from surefoot.core.job import Job
 from surefoot.core.policy import get_policy
 from surefoot.core.units import usd
+from surefoot.core.wire import Secrets
 from surefoot.errors import ConfigError
 from surefoot.report import Story, write_report
 from surefoot.report.clean import clean
 from surefoot.report.numbers import dollars, rows_of
+from surefoot.train.hidden import NAMES
 from surefoot.train.launch import check_command, engine_of
 
 HUB_FILE = "hub.json"
@@ -63,6 +66,7 @@ def run(
     clock = RealClock()
     job_file = load_job(job, now_ms=clock.now_ms())
     refuse_while_led(job_file)
+    hidden = read_secrets(job_file, os.environ)
     ground = clouds.ground_of(job_file)
     settings = _settings(job_file, ground)
     if ground.spends and not yes:
@@ -79,7 +83,7 @@ def run(
     with contextlib.ExitStack() as stack:
         provider = ground.open()
         stack.callback(ground.close, card.run)
-        hub, boot = _hub(job_file, ground, clock)
+        hub, boot = _hub(job_file, ground, clock, hidden)
         stack.callback(hub.close)
         store = Store(job_file.out / outdir.JOURNAL)
         stack.callback(store.close)
@@ -150,8 +154,13 @@ def _ask(job_file: JobFile, provider: Any, *, as_json: bool, now_ms: int) -> Non
         raise typer.Exit(frame.INTERRUPTED)
 
 
-def _hub(job_file: JobFile, ground: clouds.Ground, clock: Clock) -> tuple[Hub, dict[str, str]]:
-    """Open the hub where the agents of an earlier start look for it; return it and the boot."""
+def _hub(
+    job_file: JobFile, ground: clouds.Ground, clock: Clock, hidden: dict[str, str]
+) -> tuple[Hub, dict[str, str]]:
+    """Open the hub where the agents of an earlier start look for it; return it and the boot.
+
+    `hidden`, the job's secrets, goes to agents over the hub and is not in the boot.
+    """
     file = job_file.out / HUB_FILE
     known = _read_hub(file)
     secret = known.get("secret") or secrets.token_urlsafe(24)
@@ -176,9 +185,12 @@ def _hub(job_file: JobFile, ground: clouds.Ground, clock: Clock) -> tuple[Hub, d
         "SUREFOOT_ENVS": json.dumps(dict(job_file.envs)),
         "SUREFOOT_LEASE_S": str(ground.lease_s),
     }
+    if hidden:
+        boot[NAMES] = ",".join(hidden)
     if job_file.job.work.total_steps is not None:
         boot["SUREFOOT_STEPS"] = str(job_file.job.work.total_steps)
-    return Hub(listener, secret, clock), boot
+    greeting = (Secrets(hidden),) if hidden else ()
+    return Hub(listener, secret, clock, greeting=greeting), boot
 
 
 def _read_hub(file: Path) -> dict[str, Any]:

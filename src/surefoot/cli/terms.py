@@ -55,6 +55,7 @@ def settings_of(job_file: JobFile) -> dict[str, str]:
         local = job_file.local
         found |= {"local.trace": str(local.trace), "local.vms": local.vms}
         found["local.pace"] = _or_none(local.pace)
+    found |= {f"secrets.{name}": f"{k} {at}" for name, (k, at) in job_file.secrets.items()}
     return found | {f"envs.{name}": _digest(value) for name, value in job_file.envs.items()}
 
 

@@ -90,6 +90,8 @@ def _shown(document: Document, where: Where, found: object) -> str:
             return "a list"
         case None:
             return "nothing"
+    if where and where[0] == "secrets":
+        return "a value, which is not repeated here"
     text = document.text(where)
     shown = text if text is not None else str(found)
     return repr(shown if len(shown) <= 60 else shown[:57] + "...")

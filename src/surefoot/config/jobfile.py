@@ -81,6 +81,8 @@ class JobFile:
     script: Mapping[str, str] = field(default_factory=dict)
     """The section `script`: how to speak with a command that does not import Surefoot."""
     envs: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Where the value of each secret variable comes from: ("env", name) or ("file", path)."""
     deadline: Deadline = Deadline()
     local: LocalSettings | None = None
     aws: Mapping[str, Any] = field(default_factory=dict)

@@ -82,6 +82,7 @@ class _Build:
             workers=model.workers_per_vm,
             script={k: v for k, v in model.script.model_dump().items() if v},
             envs=dict(model.envs),
+            secrets={name: self._secret(name, source) for name, source in model.secrets.items()},
             deadline=self._deadline(),
             local=self._local(),
             aws=self._aws(),
@@ -98,12 +99,23 @@ class _Build:
     def _check_names(self) -> None:
         self._known("policy", self.model.policy, list(POLICIES))
         self._known("forecaster", self.model.forecaster, list(FORECASTERS))
-        for name in self.model.envs:
+        names = [("envs", name) for name in self.model.envs]
+        names += [("secrets", name) for name in self.model.secrets]
+        for key, name in names:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise self.fail(("envs", name), "is no name for an environment variable")
+                raise self.fail((key, name), "is no name for an environment variable")
             if name.startswith("SUREFOOT_"):
-                raise self.fail(("envs", name), "names with SUREFOOT_ in front are ours")
-            self._check_text("envs", self.model.envs[name])
+                raise self.fail((key, name), "names with SUREFOOT_ in front are ours")
+            self._check_text("envs", self.model.envs.get(name, ""))
+        for name in self.model.envs.keys() & self.model.secrets.keys():
+            raise self.fail(("secrets", name), "stands in `envs` too")
+
+    def _secret(self, name: str, source: tuple[str, str]) -> tuple[str, str]:
+        """Return where a secret comes from, its file absolute."""
+        kind, where = source
+        if kind == "env":
+            return kind, where or name
+        return kind, str((self.base / Path(where).expanduser()).absolute())
 
     def _known(self, key: str, name: str, names: list[str]) -> None:
         if name in names:

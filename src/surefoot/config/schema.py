@@ -47,6 +47,20 @@ def _command(value: object) -> object:
     return value
 
 
+def _secret(value: object) -> object:
+    """Return where a secret comes from: ("env", name or "") or ("file", path). Never a value."""
+    if value is None:
+        return ("env", "")
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, where),) = value.items()
+        if kind in ("env", "file") and isinstance(where, str) and where.strip():
+            return (kind, where)
+    raise ValueError(
+        "no value belongs here: leave it empty to take it from the environment of"
+        " `surefoot run`, or name {env: NAME} or {file: PATH}"
+    )
+
+
 class Section(BaseModel):
     """Base of all parts of the file: unknown keys and wrong types are errors."""
 
@@ -183,6 +197,7 @@ class JobModel(Section):
     resources: ResourcesFile = ResourcesFile()
     workdir: str = "."
     envs: dict[str, str] = {}
+    secrets: dict[str, Annotated[tuple[str, str], BeforeValidator(_secret)]] = {}
     setup: str = ""
     run: Annotated[str, BeforeValidator(_command)]
     engine: Literal["auto", "live", "torchrun"] = "auto"

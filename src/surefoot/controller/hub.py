@@ -49,10 +49,18 @@ class Hub:
     """
 
     def __init__(
-        self, sock: socket.socket, secret: str, clock: Clock, *, silence_ms: int = SILENCE_MS
+        self,
+        sock: socket.socket,
+        secret: str,
+        clock: Clock,
+        *,
+        silence_ms: int = SILENCE_MS,
+        greeting: tuple[Message, ...] = (),
     ) -> None:
         self._listener = sock
         self._secret = secret.encode()
+        self._greeting = b"".join(encode(message) for message in greeting)
+        """What every agent is told first, once its Hello was good."""
         self._clock = clock
         self._silence_ms = silence_ms
         self._lock = threading.Lock()
@@ -231,6 +239,7 @@ class Hub:
             former = self._lines.pop(message.token, None)
             self._strangers.discard(line)
             line.token, line.address = message.token, message.address
+            line.outbound += self._greeting
             self._lines[line.token] = line
         if former is not None:  # the agent came back before its old connection was missed
             self._close_line(former)

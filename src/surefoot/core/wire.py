@@ -208,6 +208,17 @@ class SaveNow(Message):
     left_ms: int | None = None
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Secrets(Message):
+    """Variables of the worker that stand in no user data, file or record: over the hub only."""
+
+    kind: ClassVar[str] = "secrets"
+    values: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"Secrets({', '.join(sorted(self.values))})"
+
+
 @dataclass(frozen=True, slots=True)
 class Leave(Message):
     """Hand over: the worker is no longer needed; it exits cleanly, then the agent does."""
@@ -242,6 +253,7 @@ KINDS: dict[str, type[Message]] = {
         Generation,
         SetInterval,
         SaveNow,
+        Secrets,
         Leave,
         Stop,
     )

@@ -20,11 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.core.wire import Beat, Hello, Leave, Message, Noticed, Stop
+from surefoot.core.wire import Beat, Hello, Leave, Message, Noticed, Secrets, Stop
 from surefoot.errors import ConfigError
 from surefoot.providers.notice import NoticeWatcher
 from surefoot.providers.watchers import make_watcher
 from surefoot.train.crew import Crew, LiveCrew, Memory
+from surefoot.train.hidden import Waiting, mask_message, names_of, values_of
 from surefoot.train.launch import engine_of
 from surefoot.train.lines import HubLine
 from surefoot.train.script import ScriptTerms
@@ -103,7 +104,7 @@ class Agent:
     """One VM's agent; `run()` returns the exit code. Single-threaded but for the notice watcher."""
 
     def __init__(self, settings: AgentSettings, env: Mapping[str, str]) -> None:
-        self._settings, self._env = settings, env
+        self._settings, self._env = settings, dict(env)
         self._selector = selectors.DefaultSelector()
         self._hub = HubLine(
             self._selector, settings.hub, on_message=self._from_hub, greet=self._greet
@@ -171,11 +172,14 @@ class Agent:
                 self._leave("leave", message)
             case Stop():
                 self._leave("stop", message)
+            case Secrets():
+                self._take_secrets(message)
             case _:
                 self._crew.hear(message)
 
     def _say(self, message: Message) -> None:
-        """Tell the controller something in the crew's name."""
+        """Tell the controller something in the crew's name, without the job's secrets."""
+        message = mask_message(message, values_of(self._env))
         self._memory.note(message)
         self._hub.send(message)
 
@@ -190,7 +194,7 @@ class Agent:
 
     def _open(self) -> None:
         self._settings.vm_dir.mkdir(parents=True, exist_ok=True)
-        self._crew = self._make_crew()
+        self._crew: Crew = Waiting() if names_of(self._env) else self._make_crew()
         self._inside.setblocking(False)
         self._selector.register(self._inside, selectors.EVENT_READ, self._woken)
         signal.signal(signal.SIGTERM, lambda *_: self._signal_wakeup(b"term\n"))
@@ -227,6 +231,15 @@ class Agent:
             memory=self._memory,
             selector=self._selector,
         )
+
+    def _take_secrets(self, message: Secrets) -> None:
+        """Give the secrets to all workers to come; begin when they were waited for."""
+        wanted = names_of(self._env)
+        self._env.update({k: v for k, v in message.values.items() if k in wanted})
+        if isinstance(self._crew, Waiting) and all(name in self._env for name in wanted):
+            heard, self._crew = self._crew.heard, self._make_crew()
+            for each in heard:
+                self._crew.hear(each)
 
     def _signal_wakeup(self, word: bytes) -> None:
         with contextlib.suppress(OSError):

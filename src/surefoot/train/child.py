@@ -12,6 +12,7 @@ from pathlib import Path
 
 from surefoot.errors import ConfigError
 from surefoot.providers.local import processes
+from surefoot.train.hidden import Masked, values_of
 from surefoot.train.script import roots
 
 _TAIL_BYTES = 4000
@@ -56,16 +57,22 @@ class Child:
         self._log = log
         self._start = log.stat().st_size if log.exists() else 0
         self._mark = os.urandom(8).hex()
+        values = values_of(env)
+        self._masked = Masked(log, values) if values else None
         with log.open("ab") as out:
-            self._process = subprocess.Popen(
-                list(words) or ["/bin/sh", "-c", command],
-                cwd=workdir or None,
-                env={**env, _MARK: self._mark},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    list(words) or ["/bin/sh", "-c", command],
+                    cwd=workdir or None,
+                    env={**env, _MARK: self._mark},
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._masked.writer if self._masked else out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            finally:
+                if self._masked:
+                    self._masked.started()
 
     @property
     def pid(self) -> int:
@@ -100,6 +107,8 @@ class Child:
 
     def tail(self) -> str:
         """Return the end of this run's output."""
+        if self._masked:
+            self._masked.settle()
         with contextlib.suppress(OSError), self._log.open("rb") as out:
             size = out.seek(0, os.SEEK_END)
             out.seek(max(self._start, size - _TAIL_BYTES))
