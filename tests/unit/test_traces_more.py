@@ -132,7 +132,7 @@ def test_the_verbs_make_show_convert_and_forecast_a_market(
     assert all(0 < row["loss_odds"] < 1 and row["why"] for row in rows)
     assert figure.stat().st_size > 1_000
     assert main(["traces", "list", "--json"]) == 0
-    assert main(["traces", "fetch", "bamboo"]) == 0
+    assert main(["traces", "fetch", "aws-prices"]) == 0
     assert main(["traces", "fetch", "nowhere"]) == 2
     assert main(["traces", "synth", "nowhere"]) == 2
     assert main(["forecast", "--horizon", "soon", "--history", str(file)]) == 2

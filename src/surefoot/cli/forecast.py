@@ -77,8 +77,16 @@ def _history(path: Path | None) -> History:
     """Read a history from a trace file, or from the journal in a run's folder."""
     if path is not None and path.is_file():
         return history_of(read_trace(path))
+    return run_history(path or outdir.newest())
+
+
+def run_history(folder: Path) -> History:
+    """Return what a run has seen of its pools, from the journal in its folder.
+
+    Raises ConfigError when there is no run in it.
+    """
     known, state = History(), State()
-    for event in outdir.read(path or outdir.newest()).events:
+    for event in outdir.read(folder).events:
         observe(known, event, state)
         state = apply(state, event)
     return known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +10,15 @@ import typer
 from rich.table import Table
 
 from surefoot.cli import frame
-from surefoot.core.trace import PoolTrace, Step, Trace
+from surefoot.cli.forecast import run_history
+from surefoot.core.market import Pool
+from surefoot.core.trace import LifeEnd, PoolTrace, Step, Trace
 from surefoot.core.units import MS_PER_HOUR, usd
 from surefoot.errors import ConfigError
-from surefoot.traces import read_trace, write_trace
+from surefoot.traces import read_any, read_trace, write_trace
 from surefoot.traces.catalog import PUBLIC
+from surefoot.traces.facts import trace_of
+from surefoot.traces.fetch import download
 from surefoot.traces.synthetic import NAMED, synthesise
 
 app = typer.Typer(no_args_is_help=True, help="Records of spot markets.")
@@ -39,7 +43,7 @@ def list_traces(as_json: Json = False) -> None:
     for one in made:
         table.add_row(str(one["name"]), f"{one['days']:g}", str(one["pools"]))
     frame.wide().print(table)
-    table = Table(title="public records: surefoot traces fetch NAME says how to get one")
+    table = Table(title="public records: surefoot traces fetch NAME downloads one")
     for head in ("name", "what", "licence", "where"):
         table.add_column(head, overflow="fold")
     for source in PUBLIC:
@@ -79,12 +83,35 @@ def show(
 
 @app.command("import")
 def import_trace(
-    path: Annotated[Path, typer.Argument(help="A trace in any form that is known.")],
-    out: Annotated[Path, typer.Argument(help="The .parquet file to write.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A file in any form that is known, pages of one AWS price history, or a run's "
+            "folder; last, the .parquet file to write."
+        ),
+    ],
+    pool: Annotated[
+        str | None, typer.Option(help="Whose a GCP capacity history is (provider/region/zone/type)")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="Whose prices a SkyPilot vms.csv lists, such as aws.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert a trace to our own form."""
-    trace = read_trace(path)
+    """Convert a record to our own form. What it is, its content says."""
+    if len(paths) < 2:
+        raise ConfigError(
+            "name what to read and the file to write",
+            hint="surefoot traces import prices.json prices.parquet",
+        )
+    *sources, out = paths
+    if len(sources) == 1 and sources[0].is_dir():
+        trace = trace_of(run_history(sources[0]), sources[0].resolve().name)
+        if not trace.pools:
+            raise ConfigError(f"{sources[0]}: this run has seen no spot pool yet")
+    else:
+        whose = _pool(pool) if pool is not None else None
+        trace = read_any(sources, pool=whose, provider=provider)
     write_trace(trace, out)
     _said(trace, out, as_json=as_json)
 
@@ -109,18 +136,42 @@ def synth(
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="A public source's name.")], as_json: Json = False
+    name: Annotated[str, typer.Argument(help="A public source's name: surefoot traces list.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
+    url: Annotated[str | None, typer.Option(help="Another place of it, such as a mirror.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="Keep it only if this is its SHA-256.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Say where a public record is, under which licence, and how to import it."""
+    """Download a public record to this machine, and say under which licence it stands."""
     found = next((p for p in PUBLIC if p.name == name), None)
     if found is None:
         known = ", ".join(p.name for p in PUBLIC)
         raise ConfigError(f"no public source is called {name!r}", hint=f"known: {known}")
-    if as_json:
-        frame.print_json(found.body())
+    place = url or found.url
+    if not place:
+        if as_json:
+            frame.print_json(found.body())
+            return
+        frame.out().print(f"{found.name}: {found.what}\nget it with:\n  {found.command}")
         return
-    frame.out().print(f"{found.name}: {found.what}\nlicence: {found.licence}\nget it with:")
-    frame.out().print(f"  {found.command}\nthen:\n  surefoot traces import FILE FILE.parquet")
+    if not as_json:
+        frame.out().print(f"{found.name}: {found.what}\nlicence: {found.licence}\nfrom: {place}")
+    got = download(place, out or Path(found.file), sha256=sha256)
+    if as_json:
+        size = {"file": str(got.path), "bytes": got.size, "sha256": got.sha256}
+        frame.print_json({**found.body(), **size})
+        return
+    frame.out().print(f"wrote {got.path}: {got.size} bytes, SHA-256 {got.sha256}")
+    if found.inside:
+        frame.out().print(f"unpack it with tar -xzf {got.path}; records: {found.inside}")
+    frame.out().print("then: surefoot traces import FILE FILE.parquet")
+
+
+def _pool(text: str) -> Pool:
+    try:
+        return Pool.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--pool: {error}") from None
 
 
 def _said(trace: Trace, path: Path, *, as_json: bool) -> None:
@@ -133,6 +184,9 @@ def _said(trace: Trace, path: Path, *, as_json: bool) -> None:
 def _summary(trace: Trace, record: PoolTrace) -> dict[str, Any]:
     counts = [s.value for s in record.supply if s.value is not None]
     falls = [a - b for a, b in pairwise(counts) if b < a]
+    if record.lives:
+        lost = sorted(x.end_ms or 0 for x in record.lives if x.end is LifeEnd.PREEMPTED)
+        falls = [len(list(group)) for _, group in groupby(lost)]
     spot = [s.value for s in record.spot if s.value is not None]
     return {
         "pool": str(record.pool),
@@ -148,7 +202,7 @@ def _mean(steps: tuple[Step, ...], start_ms: int, end_ms: int) -> float:
     """Return the mean value between two instants over the known time."""
     ends = [s.at_ms for s in steps[1:]] + [end_ms]
     total = known = 0
-    for step, end in zip(steps, ends, strict=True):
+    for step, end in zip(steps, ends, strict=False):
         span = min(end, end_ms) - max(step.at_ms, start_ms)
         if step.value is not None and span > 0:
             total, known = total + step.value * span, known + span

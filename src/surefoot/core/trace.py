@@ -44,61 +44,6 @@ class Reclaim:
     notice_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PoolTrace:
-    """One pool's record. Steps are sorted by time, without duplicates.
-
-    `supply`: VMs that can be held. `spot`, `on_demand`: micro-dollars per VM-hour.
-    `boot_ms`: launch to ready. `notice_ms`: usual warning before a preemption.
-    """
-
-    pool: Pool
-    supply: tuple[Step, ...]
-    spot: tuple[Step, ...]
-    on_demand: tuple[Step, ...]
-    reclaims: tuple[Reclaim, ...] = ()
-    notice_ms: int = 120_000
-    boot_ms: int = 60_000
-    speed: float = 1.0
-    minimum_billing_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A market's whole record over [start_ms, end_ms): what replay and oracle may see."""
-
-    name: str
-    semantics: Semantics
-    start_ms: int
-    end_ms: int
-    pools: Mapping[Pool, PoolTrace]
-
-    def __post_init__(self) -> None:
-        if self.end_ms <= self.start_ms:
-            raise ValueError(f"trace {self.name}: it ends before it starts")
-        for record in self.pools.values():
-            for steps in (record.supply, record.spot, record.on_demand):
-                _check_sorted(self.name, record.pool, steps)
-
-
-def _check_sorted(name: str, pool: Pool, steps: tuple[Step, ...]) -> None:
-    for before, after in itertools.pairwise(steps):
-        if after.at_ms <= before.at_ms:
-            raise ValueError(f"trace {name}, {pool}: steps must rise in time at {after.at_ms}")
-
-
-def value_at(steps: tuple[Step, ...], at_ms: int) -> int | None:
-    """Return the step function's value at an instant; None before its first step or in a gap."""
-    index = bisect.bisect_right(steps, at_ms, key=lambda s: s.at_ms) - 1
-    return steps[index].value if index >= 0 else None
-
-
-def next_change_ms(steps: tuple[Step, ...], after_ms: int) -> int | None:
-    """Return the first instant strictly later at which the step function has a step."""
-    index = bisect.bisect_right(steps, after_ms, key=lambda s: s.at_ms)
-    return steps[index].at_ms if index < len(steps) else None
-
-
 class LifeEnd(Enum):
     """How a recorded VM life ended, as far as forecasting cares."""
 
@@ -138,6 +83,66 @@ class Signal:
     at_ms: int
     kind: str
     value: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTrace:
+    """One pool's record. Steps are sorted by time, without duplicates.
+
+    `supply`: VMs that can be held. `spot`, `on_demand`: micro-dollars per VM-hour.
+    `boot_ms`: launch to ready. `notice_ms`: usual warning before a preemption.
+    `lives`, `tries`, `signals`: what was seen VM by VM, where that is known; the lives are then
+    facts, where those of a supply are inferred.
+    """
+
+    pool: Pool
+    supply: tuple[Step, ...]
+    spot: tuple[Step, ...]
+    on_demand: tuple[Step, ...]
+    reclaims: tuple[Reclaim, ...] = ()
+    notice_ms: int = 120_000
+    boot_ms: int = 60_000
+    speed: float = 1.0
+    minimum_billing_ms: int = 0
+    lives: tuple[Life, ...] = ()
+    tries: tuple[LaunchTry, ...] = ()
+    signals: tuple[Signal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A market's whole record over [start_ms, end_ms): what replay and oracle may see."""
+
+    name: str
+    semantics: Semantics
+    start_ms: int
+    end_ms: int
+    pools: Mapping[Pool, PoolTrace]
+
+    def __post_init__(self) -> None:
+        if self.end_ms <= self.start_ms:
+            raise ValueError(f"trace {self.name}: it ends before it starts")
+        for record in self.pools.values():
+            for steps in (record.supply, record.spot, record.on_demand):
+                _check_sorted(self.name, record.pool, steps)
+
+
+def _check_sorted(name: str, pool: Pool, steps: tuple[Step, ...]) -> None:
+    for before, after in itertools.pairwise(steps):
+        if after.at_ms <= before.at_ms:
+            raise ValueError(f"trace {name}, {pool}: steps must rise in time at {after.at_ms}")
+
+
+def value_at(steps: tuple[Step, ...], at_ms: int) -> int | None:
+    """Return the step function's value at an instant; None before its first step or in a gap."""
+    index = bisect.bisect_right(steps, at_ms, key=lambda s: s.at_ms) - 1
+    return steps[index].value if index >= 0 else None
+
+
+def next_change_ms(steps: tuple[Step, ...], after_ms: int) -> int | None:
+    """Return the first instant strictly later at which the step function has a step."""
+    index = bisect.bisect_right(steps, after_ms, key=lambda s: s.at_ms)
+    return steps[index].at_ms if index < len(steps) else None
 
 
 @dataclass(slots=True)

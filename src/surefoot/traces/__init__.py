@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from surefoot.core.trace import Trace
 from surefoot.errors import TraceError
-from surefoot.traces.columnar import read_parquet, write_parquet
-from surefoot.traces.market import read_market
-from surefoot.traces.series import read_csv, read_json
+from surefoot.traces.columnar import write_parquet
+from surefoot.traces.forms import form_of, read_any
 
-__all__ = ["read_trace", "write_trace"]
+__all__ = ["READERS", "form_of", "read_any", "read_trace", "write_trace"]
 
-READERS: Mapping[str, Callable[[Path], Trace]] = {
-    ".yaml": read_market,
-    ".yml": read_market,
-    ".json": read_json,
-    ".csv": read_csv,
-    ".parquet": read_parquet,
-}
+READERS = (".yaml", ".yml", ".json", ".csv", ".parquet")
+"""Endings of files that may hold a trace."""
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace file, by extension and content.
+    """Read a trace file, by ending and content.
 
-    `.yaml`: our market file. `.json`: the public form with `metadata.gap_seconds` and `data`.
-    `.csv`: columns time, pool, count and optionally prices. `.parquet`: what `write_trace` writes.
-    Raises TraceError naming the file and, where there is one, the line, key or row.
+    `.yaml`: our market file. `.json`: the public form with `metadata.gap_seconds` and `data`,
+    AWS price history or Spot Advisor. `.csv`: columns time, pool, count and optionally prices;
+    lifetimes; a SkyPilot catalogue. `.parquet`: what `write_trace` writes. Raises TraceError
+    naming the file and, where there is one, the line, key or row.
     """
     path = Path(path)
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        known = ", ".join(READERS)
-        raise TraceError(f"{path.name}: unknown kind of trace file", hint=f"known: {known}")
-    if not path.is_file():
-        raise TraceError(f"{path}: there is no such trace file", hint="check the path")
-    return reader(path)
+    if path.suffix.lower() not in READERS:
+        form_of(path)
+    return read_any([path])
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

@@ -11,7 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surefoot.core.market import Pool
-from surefoot.core.trace import PoolTrace, Reclaim, Semantics, Step, Trace
+from surefoot.core.trace import (
+    LaunchTry,
+    Life,
+    LifeEnd,
+    PoolTrace,
+    Reclaim,
+    Semantics,
+    Signal,
+    Step,
+    Trace,
+)
 from surefoot.errors import TraceError
 
 META_KEY = b"surefoot.trace"
@@ -39,6 +49,11 @@ def write_parquet(trace: Trace, path: Path) -> None:
             "boot_ms": record.boot_ms,
             "speed": record.speed,
             "minimum_billing_ms": record.minimum_billing_ms,
+            "lives": [
+                [x.key, x.born_ms, x.end_ms, x.end.value, x.first_seen_ms] for x in record.lives
+            ],
+            "tries": [[t.at_ms, t.asked, t.granted] for t in record.tries],
+            "signals": [[x.at_ms, x.kind, x.value] for x in record.signals],
         }
         for kind in ("supply", "spot", "on_demand"):
             for step in getattr(record, kind):
@@ -100,10 +115,21 @@ def read_parquet(path: Path) -> Trace:
             spot=tuple(series[name, "spot"]),
             on_demand=tuple(series[name, "on_demand"]),
             reclaims=tuple(series[name, "reclaim"]),
-            **fields,
+            **_fields(fields),
         )
         for name, fields in meta["pools"].items()
     }
     return Trace(
         meta["name"], Semantics(meta["semantics"]), meta["start_ms"], meta["end_ms"], pools
     )
+
+
+def _fields(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a pool's other fields; files written before there were lives hold none."""
+    lives = (Life(k, b, e, LifeEnd(how), seen) for k, b, e, how, seen in body.get("lives", ()))
+    return {
+        **body,
+        "lives": tuple(lives),
+        "tries": tuple(LaunchTry(*one) for one in body.get("tries", ())),
+        "signals": tuple(Signal(*one) for one in body.get("signals", ())),
+    }

@@ -6,14 +6,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from surefoot.core.market import Pool
-from surefoot.core.trace import History, LifeEnd, PoolTrace, Semantics, Step, Trace
+from surefoot.core.trace import (
+    History,
+    LaunchTry,
+    Life,
+    LifeEnd,
+    PoolTrace,
+    Semantics,
+    Signal,
+    Step,
+    Trace,
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fact:
-    """Something learned of a pool: `kind` is born, lost, censored, tried or priced.
+    """Something learned of a pool: `kind` is born, lost, censored, tried, priced or signalled.
 
-    `asked` and `granted` are of a try; a price is in `granted` (micro-dollars per VM-hour).
+    `asked` and `granted` are of a try; a price is in `granted` (micro-dollars per VM-hour). A
+    signal's kind is in `key`, its worth in `value`. A VM adopted late was born `asked` ms before.
     """
 
     at_ms: int
@@ -23,6 +34,7 @@ class Fact:
     key: str = ""
     asked: int = 0
     granted: int = 0
+    value: float = 0.0
 
 
 def grow(history: History, facts: Iterable[Fact]) -> None:
@@ -30,7 +42,9 @@ def grow(history: History, facts: Iterable[Fact]) -> None:
     for fact in facts:
         match fact.kind:
             case "born":
-                history.born(fact.pool, fact.key, at_ms=fact.at_ms)
+                seen = fact.at_ms if fact.asked else None
+                born_ms = fact.at_ms - fact.asked
+                history.born(fact.pool, fact.key, at_ms=born_ms, first_seen_ms=seen)
             case "lost":
                 history.ended(fact.pool, fact.key, at_ms=fact.at_ms, end=LifeEnd.PREEMPTED)
             case "censored":
@@ -39,6 +53,8 @@ def grow(history: History, facts: Iterable[Fact]) -> None:
                 history.tried(fact.pool, at_ms=fact.at_ms, asked=fact.asked, granted=fact.granted)
             case "priced":
                 history.priced(fact.pool, at_ms=fact.at_ms, micro_usd_h=fact.granted)
+            case "signalled":
+                history.signalled(fact.pool, at_ms=fact.at_ms, kind=fact.key, value=fact.value)
             case _:
                 raise ValueError(f"unknown kind of fact: {fact.kind}")
 
@@ -52,7 +68,11 @@ def facts_of(trace: Trace, *, reassert_ms: int | None = None) -> list[Fact]:
     """
     out: list[Fact] = []
     for record in trace.pools.values():
-        out += _pool_facts(record, trace, reassert_ms)
+        if record.lives or record.tries:
+            out += _seen(record.pool, record.lives, record.tries)
+        else:
+            out += _pool_facts(record, trace, reassert_ms)
+        out += _told(record.pool, record.spot, record.signals)
     return sorted(out)
 
 
@@ -69,16 +89,69 @@ def facts_from(history: History) -> list[Fact]:
     """Return a history's facts in order of time, so that it can be lived through again."""
     out: list[Fact] = []
     for pool, record in history.pools.items():
-        for life in record.lives.values():
-            out.append(Fact(life.born_ms, pool, 0, "born", life.key))
-            if life.end_ms is not None:
-                kind = "lost" if life.end is LifeEnd.PREEMPTED else "censored"
-                out.append(Fact(life.end_ms, pool, 1, kind, life.key))
-        for one in record.launches:
-            out.append(Fact(one.at_ms, pool, 2, "tried", "", one.asked, one.granted))
-        for price in record.prices:
-            out.append(Fact(price.at_ms, pool, 3, "priced", "", 0, price.value or 0))
+        out += _seen(pool, record.lives.values(), record.launches)
+        out += _told(pool, record.prices, record.signals)
     return sorted(out)
+
+
+def trace_of(history: History, name: str) -> Trace:
+    """Return a history as a record of held pools: who lived when, tries, prices and hints.
+
+    The supply is the number of VMs held; it says what was used, not what could be had.
+    """
+    facts = facts_from(history)
+    start_ms = min((f.at_ms - f.asked if f.kind == "born" else f.at_ms for f in facts), default=0)
+    pools = {}
+    for pool, record in history.pools.items():
+        lives = tuple(record.lives.values())
+        pools[pool] = PoolTrace(
+            pool,
+            _held(lives, start_ms),
+            tuple(record.prices),
+            (),
+            lives=lives,
+            tries=tuple(record.launches),
+            signals=tuple(record.signals),
+        )
+    return Trace(name, Semantics.POOL, start_ms, max(history.now_ms, start_ms) + 1, pools)
+
+
+def _held(lives: Iterable[Life], start_ms: int) -> tuple[Step, ...]:
+    """Return how many VMs were held as steps, from `start_ms` on."""
+    change: dict[int, int] = {start_ms: 0}
+    for life in lives:
+        change[life.born_ms] = change.get(life.born_ms, 0) + 1
+        if life.end_ms is not None:
+            change[life.end_ms] = change.get(life.end_ms, 0) - 1
+    steps: list[Step] = []
+    held = 0
+    for at_ms in sorted(change):
+        held += change[at_ms]
+        if not steps or steps[-1].value != held:
+            steps.append(Step(at_ms, held))
+    return tuple(steps)
+
+
+def _seen(pool: Pool, lives: Iterable[Life], tries: Iterable[LaunchTry]) -> list[Fact]:
+    """Return the facts of what was seen VM by VM."""
+    out = []
+    for life in lives:
+        seen_ms = life.born_ms if life.first_seen_ms is None else life.first_seen_ms
+        out.append(Fact(seen_ms, pool, 0, "born", life.key, seen_ms - life.born_ms))
+        if life.end_ms is not None:
+            kind = "lost" if life.end is LifeEnd.PREEMPTED else "censored"
+            out.append(Fact(max(life.end_ms, seen_ms), pool, 1, kind, life.key))
+    return out + [Fact(t.at_ms, pool, 2, "tried", "", t.asked, t.granted) for t in tries]
+
+
+def _told(pool: Pool, prices: Iterable[Step], signals: Iterable[Signal]) -> list[Fact]:
+    """Return the facts that the provider told: prices and hints."""
+    out = [
+        Fact(price.at_ms, pool, 3, "priced", "", 0, price.value)
+        for price in prices
+        if price.value is not None
+    ]
+    return out + [Fact(x.at_ms, pool, 4, "signalled", x.kind, value=x.value) for x in signals]
 
 
 def _pool_facts(record: PoolTrace, trace: Trace, reassert_ms: int | None) -> list[Fact]:
@@ -114,12 +187,9 @@ def _pool_facts(record: PoolTrace, trace: Trace, reassert_ms: int | None) -> lis
                 add(step.at_ms, "tried", "", rise, rise)
             if step.value < target:
                 add(step.at_ms, "tried", "", target - step.value, 0)
-    for price in record.spot:
-        if price.value is not None:
-            add(price.at_ms, "priced", "", 0, price.value)
     return facts
 
 
 def _spans(record: PoolTrace, end_ms: int) -> Sequence[tuple[Step, int]]:
     ends = [s.at_ms for s in record.supply[1:]] + [end_ms]
-    return list(zip(record.supply, ends, strict=True))
+    return list(zip(record.supply, ends, strict=False))

@@ -70,9 +70,12 @@ def read_spot_advisor(path: Path) -> dict[tuple[str, str], int]:
         raise TraceError(f"{path.name}: no key 'spot_advisor'")
     bands: dict[tuple[str, str], int] = {}
     for region, systems in regions.items():
-        for kind, one in systems.get("Linux", {}).items():
-            band = one.get("r")
-            if not isinstance(band, int) or not 0 <= band <= 4:
+        linux = systems.get("Linux", {}) if isinstance(systems, dict) else None
+        if not isinstance(linux, dict):
+            raise TraceError(f"{path.name}: {region}: expected instance types under 'Linux'")
+        for kind, one in linux.items():
+            band = one.get("r") if isinstance(one, dict) else one
+            if type(band) is not int or not 0 <= band <= 4:
                 raise TraceError(f"{path.name}: {region} {kind}: r: a band is 0..4, got {band!r}")
             bands[region, kind] = band
     return bands
@@ -87,21 +90,48 @@ def read_gcp_history(path: Path, pool: Pool) -> tuple[tuple[Step, ...], list[Sig
     """
     body, stamps = load_json(path), Stamps(path.name)
     rows: list[Row] = []
-    for index, one in enumerate(body.get("priceHistory", ())):
-        price = one["listPrice"]
-        dollars = float(price.get("units", 0)) + float(price.get("nanos", 0)) / 1e9
-        rows.append(
-            (stamps.read(one["interval"]["startTime"], row=index), micro_usd(dollars), index)
+    for index, one in enumerate(_listed(path, body, "priceHistory")):
+        price, begin = _deep(path, one, index, "listPrice"), _span(path, one, index, "startTime")
+        where = f"{path.name}: priceHistory"
+        dollars, billionths = (
+            number(str(price.get(key, 0)), where=where, row=index, column=f"listPrice.{key}")
+            for key in ("units", "nanos")
         )
+        if dollars < 0 or billionths < 0:
+            raise TraceError(f"{where}: row {index}: listPrice: below 0")
+        at_ms = stamps.read(begin, row=index)
+        rows.append((at_ms, micro_usd(dollars + billionths / 1e9), index))
     signals = []
-    for index, one in enumerate(body.get("preemptionHistory", ())):
-        begin, end = (stamps.read(one["interval"][k], row=index) for k in ("startTime", "endTime"))
+    for index, one in enumerate(_listed(path, body, "preemptionHistory")):
+        begin_ms, end_ms = (
+            stamps.read(_span(path, one, index, key), row=index) for key in ("startTime", "endTime")
+        )
         where = f"{path.name}: preemptionHistory"
-        share = number(str(one["preemptionRate"]), where=where, row=index, column="rate")
-        if end <= begin or not 0 <= share <= 1:
+        rate = _cell(path, {k: str(v) for k, v in one.items()}, index, "preemptionRate")
+        share = number(rate, where=where, row=index, column="rate")
+        if end_ms <= begin_ms or not 0 <= share <= 1:
             raise TraceError(f"{where}: row {index}: needs a span of time and a rate in 0..1")
-        signals.append(Signal(end, "preemption_rate", share / ((end - begin) / 3_600_000)))
+        per_h = share / ((end_ms - begin_ms) / 3_600_000)
+        signals.append(Signal(end_ms, "preemption_rate", per_h))
     return steps_of(rows, where=path.name), sorted(signals, key=lambda s: s.at_ms)
+
+
+def _listed(path: Path, body: Any, key: str) -> list[dict[str, Any]]:
+    found = body.get(key, []) if isinstance(body, dict) else None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise TraceError(f"{path.name}: {key}: expected a list of objects")
+    return found
+
+
+def _deep(path: Path, row: Mapping[str, Any], index: int, key: str) -> Mapping[str, Any]:
+    if not isinstance(row.get(key), dict):
+        raise TraceError(f"{path.name}: row {index}: {key} is missing")
+    found: Mapping[str, Any] = row[key]
+    return found
+
+
+def _span(path: Path, row: Mapping[str, Any], index: int, key: str) -> str:
+    return _cell(path, _deep(path, row, index, "interval"), index, key)
 
 
 def read_catalogue(path: Path, provider: str) -> dict[Pool, tuple[int | None, int | None]]:
