@@ -142,9 +142,10 @@ def test_user_data_and_boot_name_secrets_and_hold_none(
     assert hidden == {"WANDB_API_KEY": FIRST, "OTHER": SECOND}
     ground = clouds.ground_of(job_file)
     ground.open()
-    hub, boot = _hub(job_file, ground, RealClock(), hidden)
+    hub, boot, passes = _hub(job_file, ground, RealClock(), hidden)
     hub.close()
     ground.close("hush")
+    assert passes.secret not in repr(passes) and passes.secret not in boot.values()
     assert boot[NAMES] == "WANDB_API_KEY,OTHER"
     script = user_data(AwsSettings(("us-east-1",), ("m5.large",)), boot)
     assert not leaks(script.encode()) and not leaks(repr(boot).encode())

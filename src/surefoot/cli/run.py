@@ -26,6 +26,7 @@ from surefoot.config import JobFile, load_job
 from surefoot.controller.clock import Clock, RealClock
 from surefoot.controller.hub import Hub
 from surefoot.controller.loop import Controller
+from surefoot.controller.passes import Passes, life_for
 from surefoot.controller.settings import Settings
 from surefoot.controller.store import Store
 from surefoot.core.event import Event
@@ -83,7 +84,7 @@ def run(
     with contextlib.ExitStack() as stack:
         provider = ground.open()
         stack.callback(ground.close, card.run)
-        hub, boot = _hub(job_file, ground, clock, hidden)
+        hub, boot, passes = _hub(job_file, ground, clock, hidden)
         stack.callback(hub.close)
         store = Store(job_file.out / outdir.JOURNAL)
         stack.callback(store.close)
@@ -97,6 +98,7 @@ def run(
             forecaster=get_forecaster(terms.forecaster),
             run=card.run,
             boot=boot,
+            passes=passes,
             settings=settings,
             on_event=(_teller(story, view),),
         )
@@ -156,8 +158,8 @@ def _ask(job_file: JobFile, provider: Any, *, as_json: bool, now_ms: int) -> Non
 
 def _hub(
     job_file: JobFile, ground: clouds.Ground, clock: Clock, hidden: dict[str, str]
-) -> tuple[Hub, dict[str, str]]:
-    """Open the hub where the agents of an earlier start look for it; return it and the boot.
+) -> tuple[Hub, dict[str, str], Passes]:
+    """Open the hub where agents of an earlier start look for it; return it, boot and passes.
 
     `hidden`, the job's secrets, goes to agents over the hub and is not in the boot.
     """
@@ -172,7 +174,6 @@ def _hub(
         json.dump({"secret": secret, "port": port}, out)
     boot = {
         "SUREFOOT_HUB": place,
-        "SUREFOOT_SECRET": secret,
         "SUREFOOT_COMMAND": job_file.command,
         "SUREFOOT_SETUP": job_file.setup,
         "SUREFOOT_ENGINE": job_file.engine,
@@ -190,7 +191,8 @@ def _hub(
     if job_file.job.work.total_steps is not None:
         boot["SUREFOOT_STEPS"] = str(job_file.job.work.total_steps)
     greeting = (Secrets(hidden),) if hidden else ()
-    return Hub(listener, secret, clock, greeting=greeting), boot
+    passes = Passes(secret, life_for(ground.lease_s))
+    return Hub(listener, secret, clock, greeting=greeting, passes=passes), boot, passes
 
 
 def _read_hub(file: Path) -> dict[str, Any]:

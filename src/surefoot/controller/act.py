@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from surefoot.controller.clock import Clock
 from surefoot.controller.guard import Guard
+from surefoot.controller.passes import Passes
 from surefoot.controller.record import Record
 from surefoot.controller.settings import Settings
 from surefoot.core.event import (
@@ -48,6 +49,8 @@ class Actor:
     settings: Settings
     run: str
     boot: Mapping[str, str]
+    passes: Passes | None = None
+    """Gives each VM its own word for the hub, instead of the one in `boot`."""
     doomed: dict[str, _Doomed] = field(default_factory=dict)
     """By the provider's id: VMs whose end is still to be confirmed by a call that worked."""
     unsure: dict[str, int] = field(default_factory=dict)
@@ -110,7 +113,7 @@ class Actor:
             run=self.run,
             pool=pool,
             capacity=capacity,
-            boot={**self.boot, "SUREFOOT_TOKEN": token, "SUREFOOT_RUN": self.run},
+            boot=self._boot(token),
             max_price_micro_usd_h=self.guard.job.limits.max_price_micro_usd_h,
         )
         try:
@@ -134,6 +137,14 @@ class Actor:
         self.unsure.pop(token, None)
         self.record.add(InstanceLaunched(self.clock.now_ms(), token, vm.instance_id))
         return True
+
+    def _boot(self, token: str) -> dict[str, str]:
+        """Return a VM's environment; the same for a launch that is tried again."""
+        boot = {**self.boot, "SUREFOOT_TOKEN": token, "SUREFOOT_RUN": self.run}
+        vm = self.record.state.fleet.get(token)
+        if self.passes is not None and vm is not None:
+            boot["SUREFOOT_SECRET"] = self.passes.issue(token, vm.requested_ms)
+        return boot
 
     def slowed(self, now_ms: int) -> None:
         """Pause all calls for longer and longer while the provider says to slow down."""

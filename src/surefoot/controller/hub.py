@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from surefoot.controller.agents import Said, Silent
 from surefoot.controller.clock import Clock
-from surefoot.core.wire import Beat, Generation, Hello, Message, StoreUp, decode, encode
+from surefoot.controller.passes import Passes
+from surefoot.core.wire import Beat, Generation, Hello, Message, Pass, StoreUp, decode, encode
 
 SILENCE_MS = 1_500
 """A cut of half a second costs TCP about as much again (its time-outs double): no loss yet."""
@@ -38,12 +39,15 @@ class _Line:
     outbound: bytearray = field(default_factory=bytearray)
     generation: int = 0
     """Newest generation that was sent on this connection."""
+    renew_ms: int = 0
+    """When it gets a new pass."""
 
 
 class Hub:
     """Listens for agents on `sock` (bound and listening) and implements `Agents`.
 
-    An agent must begin with a Hello that carries `secret`. One that is not heard for
+    An agent must begin with a Hello that carries `secret`, or with `passes` its own pass, which
+    is renewed while it is connected. One that is not heard for
     `silence_ms` by receipt, or whose connection closes, is reported once as `Silent`. StoreUp
     of a generation goes on to its other members at once, without the controller's help.
     """
@@ -56,9 +60,11 @@ class Hub:
         *,
         silence_ms: int = SILENCE_MS,
         greeting: tuple[Message, ...] = (),
+        passes: Passes | None = None,
     ) -> None:
         self._listener = sock
         self._secret = secret.encode()
+        self._passes = passes
         self._greeting = b"".join(encode(message) for message in greeting)
         """What every agent is told first, once its Hello was good."""
         self._clock = clock
@@ -161,6 +167,7 @@ class Hub:
             if late:
                 self._forgive(now_ms)
             self._drop_silent(now_ms)
+            self._renew(now_ms)
             self._flush_all(now_ms)
         self._shut()
 
@@ -229,10 +236,7 @@ class Hub:
         return True
 
     def _greet(self, line: _Line, message: Message, now_ms: int) -> bool:
-        known = isinstance(message, Hello) and hmac.compare_digest(
-            str(message.secret).encode(), self._secret
-        )
-        if not known or not isinstance(message, Hello) or not message.token:
+        if not isinstance(message, Hello) or not message.token or not self._admits(message):
             self._drop(line, "wrong secret", now_ms)
             return False
         with self._lock:
@@ -245,6 +249,23 @@ class Hub:
             self._close_line(former)
         self._put(Said(line.token, message, now_ms))
         return True
+
+    def _admits(self, hello: Hello) -> bool:
+        word, token = str(hello.secret), str(hello.token)
+        if self._passes is None:
+            return hmac.compare_digest(word.encode(), self._secret)
+        return self._passes.admits(token, word, self._clock.now_ms())
+
+    def _renew(self, now_ms: int) -> None:
+        """Hand new passes to agents whose pass has lived half of its life."""
+        if self._passes is None:
+            return
+        with self._lock:
+            for line in self._lines.values():
+                if line.renew_ms <= now_ms:
+                    line.renew_ms = now_ms + self._passes.life_ms // 2
+                    word = self._passes.issue(line.token, self._clock.now_ms())
+                    line.outbound += encode(Pass(word))
 
     def _relay(self, sender: str, message: StoreUp) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from surefoot.controller.hear import Ears
 from surefoot.controller.lead import Lead
 from surefoot.controller.membership import Group
 from surefoot.controller.observe import Watch, ending_of
+from surefoot.controller.passes import Passes
 from surefoot.controller.record import Record
 from surefoot.controller.recover import is_dead, reconcile, this_process, trains_on
 from surefoot.controller.settings import Settings
@@ -44,7 +45,8 @@ LONGEST_WAIT_S = 1.0
 class Controller:
     """Runs one job. Call `turn` whenever something may have happened, or `run` to let it.
 
-    `boot` is the environment that every VM of the run gets; token and run are added. `step` is
+    `boot` is the environment that every VM of the run gets; token, run and, with `passes`, its
+    own pass are added. `step` is
     the newest durable step known when the run begins. Raises FencedError from any call once
     another controller is in charge of the run.
     """
@@ -61,6 +63,7 @@ class Controller:
         forecaster: Forecaster,
         run: str,
         boot: Mapping[str, str] | None = None,
+        passes: Passes | None = None,
         settings: Settings | None = None,
         history: History | None = None,
         step: int = 0,
@@ -82,7 +85,7 @@ class Controller:
         self._lead = Lead(self.record, self._ears, agents, self.settings)
         self._watch = Watch(provider, run, self.guard, self.settings, told=self._ears.told)
         self._actor = Actor(
-            provider, self.record, self.guard, clock, self.settings, run, dict(boot or {})
+            provider, self.record, self.guard, clock, self.settings, run, dict(boot or {}), passes
         )
         self._mind = Mind(job, policy, forecaster)
         self._step = step
@@ -334,7 +337,7 @@ class Controller:
         self._rejoin_until_ms = now_ms
         if self.record.journal.generation > group.number:
             self._ears.broken[group.members[0]] = self.settings.reannounce
-        step = self.state.progress.steps_done
+        step = max(self.state.progress.steps_done, self.state.progress.steps_safe)
         self.record.add(GroupFormed(now_ms, group.number, group.members, step))
         return True
 

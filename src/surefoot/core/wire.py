@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 PROTOCOL = 1
@@ -28,7 +28,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """First line of an agent. `secret` is the run's token for agents."""
+    """First line of an agent. `secret` is its pass (or the run's secret, where there are none)."""
 
     kind: ClassVar[str] = "hello"
     token: str
@@ -208,6 +208,14 @@ class SaveNow(Message):
     left_ms: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Pass(Message):
+    """What the agent shall show in its next Hello, instead of what it had."""
+
+    kind: ClassVar[str] = "pass"
+    word: str = field(repr=False)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Secrets(Message):
     """Variables of the worker that stand in no user data, file or record: over the hub only."""
@@ -253,6 +261,7 @@ KINDS: dict[str, type[Message]] = {
         Generation,
         SetInterval,
         SaveNow,
+        Pass,
         Secrets,
         Leave,
         Stop,

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.core.wire import Beat, Hello, Leave, Message, Noticed, Secrets, Stop
+from surefoot.core.wire import Beat, Hello, Leave, Message, Noticed, Pass, Secrets, Stop
 from surefoot.errors import ConfigError
 from surefoot.providers.notice import NoticeWatcher
 from surefoot.providers.watchers import make_watcher
@@ -110,6 +110,7 @@ class Agent:
             self._selector, settings.hub, on_message=self._from_hub, greet=self._greet
         )
         self._memory = Memory()
+        self._pass = settings.secret
         self._leaving: str | None = None
         self._limit_s = float("inf")
         self._code = 0
@@ -162,7 +163,7 @@ class Agent:
 
     def _greet(self) -> list[Message]:
         s = self._settings
-        greeting: list[Message] = [Hello(s.token, s.secret, s.address)]
+        greeting: list[Message] = [Hello(s.token, self._pass, s.address)]
         return greeting + self._memory.for_controller()
 
     def _from_hub(self, message: Message) -> None:
@@ -172,6 +173,8 @@ class Agent:
                 self._leave("leave", message)
             case Stop():
                 self._leave("stop", message)
+            case Pass():
+                self._pass = message.word
             case Secrets():
                 self._take_secrets(message)
             case _:
