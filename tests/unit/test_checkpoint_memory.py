@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
+import random
+import select
 import signal
 import threading
 import time
@@ -34,6 +37,7 @@ def die_after_saving(path: Path, steps: range, *, pause_s: float, **options: Any
     if pid == 0:
         try:
             os.setpgid(0, 0)
+            torch.set_num_threads(1)  # the parent's threads are not here
             checkpointer = Checkpointer(path, writer="process", **options)
             for step in steps:
                 handle = checkpointer.save(step, state_of(step))
@@ -72,6 +76,38 @@ def test_a_restarted_trainer_loads_from_the_memory_that_the_dead_one_left(tmp_pa
         assert keeper.find(str(tmp_path), folder, "rank-00000.bin", 4 * N) is None
         with pytest.warns(UserWarning, match="step 3"), pytest.raises(CorruptError):
             restarted.load(step=3)
+
+
+def test_whenever_the_trainer_is_killed_a_restart_has_what_was_acknowledged(tmp_path: Path) -> None:
+    """Kill -9 of the whole group at random moments, and a restart at once."""
+    rng, acknowledged = random.Random(7), 0
+    for _ in range(5):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setpgid(0, 0)
+                torch.set_num_threads(1)  # the parent's threads are not here
+                checkpointer = Checkpointer(tmp_path, keep=2, writer="process", hold_s=60.0)
+                for step in itertools.count(acknowledged + 1):
+                    checkpointer.save(step, state_of(step)).wait(60)
+                    os.write(write, step.to_bytes(8, "big"))
+            finally:
+                os._exit(1)
+        os.close(write)
+        assert select.select([read], [], [], 60)[0], "the first save is not durable after a minute"
+        acknowledged = int.from_bytes(os.read(read, 8), "big")
+        time.sleep(rng.uniform(0, 0.15))
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        while raw := os.read(read, 8):
+            acknowledged = int.from_bytes(raw, "big")
+        os.close(read)
+        with Checkpointer(tmp_path, keep=2) as restarted:
+            step, state, _ = restarted.load()
+            assert step >= acknowledged and torch.equal(state["w"], state_of(step)["w"])
+            acknowledged = step
+    keeper.dismiss(str(tmp_path), "rank-00000.bin")
 
 
 def test_a_trainer_that_says_goodbye_leaves_nothing_in_memory(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from surefoot.train.link import SaveWish
 
 _log = logging.getLogger("surefoot.train")
 
+_HOLD_S = 60.0
+"""How long a large state stays in memory for a worker that is started again after a crash."""
+
 _SAME_DEADLINE_S = 1.5
 """Two wishes whose deadlines are this close come from one notice."""
 
@@ -52,7 +55,7 @@ class Saver:
         self._checkpointer: Checkpointer | None = None
         if path:
             # Rank 1 until this worker is in charge: opening must not claim the path.
-            self._checkpointer = Checkpointer(path, keep=keep, rank=1, world=2)
+            self._checkpointer = Checkpointer(path, keep=keep, rank=1, world=2, hold_s=_HOLD_S)
             self._checkpointer.guard(optimizer)
         else:
             _log.warning("no checkpoint path is set: nothing will be saved")
