@@ -1,6 +1,6 @@
-"""A plain torchrun script, which imports nothing of ours, on VMs that are taken: CASES 82 83 86 88.
+"""A plain torchrun script on VMs that are taken: CASES 82, 83, 86, 87, 88 and 90.
 
-What a user types, on real processes: one VM goes with a notice, one without a word.
+What a user types, on real processes: one VM (rank 0's) goes with a notice, one without a word.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def test_options_of_torchrun_that_change_with_the_fleet_are_refused() -> None:
 
 
 def test_each_generation_has_a_store_and_a_name_of_its_own() -> None:
-    """CASE 88, 89: no key and no port of an older group is used again."""
+    """CASES 80, 88, 89: no key and no port of an older group is used again; our grace is kept."""
     env = {}
     for number in (4, 5):
         order = Generation(number, ("b", "a"), ("127.0.1.2", "127.0.1.1"))
@@ -192,6 +192,7 @@ def test_each_generation_has_a_store_and_a_name_of_its_own() -> None:
     assert env[4]["PET_RDZV_ID"] != env[5]["PET_RDZV_ID"]
     assert env[4]["MASTER_PORT"] != env[5]["MASTER_PORT"]
     assert env[4]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert env[4]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "30"
 
 
 def test_wrapped_command_saves_at_the_interval_and_on_sigterm_then_ends(tmp_path: Path) -> None:

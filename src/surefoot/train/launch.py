@@ -18,11 +18,15 @@ OURS = re.compile(
 """What is ours to say to torchrun: the user's own value would take precedence."""
 
 
+_SESSION = re.compile(r"^\s*(from surefoot(?!\.train\.integrations)|import surefoot)", re.MULTILINE)
+"""An import that may bring a Session with it."""
+
+
 def engine_of(engine: str, command: str, workdir: str) -> str:
     """Return "live" or "torchrun"; "auto" chooses torchrun for what cannot re-form in place.
 
     That is a command with torchrun or accelerate launch in it, or one whose Python files are all
-    at hand and say nothing of surefoot.
+    at hand and import nothing of surefoot, or its integrations only.
     """
     if engine in ("live", "torchrun"):
         return engine
@@ -30,7 +34,7 @@ def engine_of(engine: str, command: str, workdir: str) -> str:
         return "torchrun"
     names = re.findall(r"[^\s'\"=;|&<>()]+\.py\b", command)
     texts = [_text(Path(workdir or ".") / name) for name in names]
-    plain = bool(texts) and all(text is not None and "surefoot" not in text for text in texts)
+    plain = bool(texts) and all(text is not None and not _SESSION.search(text) for text in texts)
     return "torchrun" if plain else "live"
 
 
