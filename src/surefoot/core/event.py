@@ -345,6 +345,8 @@ def _apply_instance(state: State, event: InstanceEvent) -> State:
                 instance_id=event.instance_id,
                 launched_ms=event.at_ms,
             )
+            if vm.notice_deadline_ms is not None:  # warned before we knew that it exists
+                vm = replace(vm.moved(InstanceState.NOTICED), noticed_ms=event.at_ms)
         case LaunchFailed():
             vm = replace(vm, state=InstanceState.GONE, ending=Ending.LAUNCH_FAILED)
         case InstanceReady():

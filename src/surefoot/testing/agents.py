@@ -298,6 +298,7 @@ class FakeAgents:
         restore_ms = self.pace.restore_ms if source == "checkpoint" else 0
         if not live:
             group.step = self.durable
+            self._wish.saving += 1  # its claim on the checkpoints voids what older groups write
         lost = max(0, self._top - group.step)
         self._top = group.step
         first_ms = at_ms + restore_ms + self._step_ms(group.order.tokens)
