@@ -173,8 +173,9 @@ def main() -> int:
     bars.at_most("a year with the default policy, CPU s", hybrid["seconds"] * whole, 60)
     bars.at_most("a year with greedy, CPU s", greedy["seconds"] * whole, 5)
     bars.at_most("memory, MB", max(r["memory_mb"] for r in runs.values()), 400)
-    per_event = [r["seconds"] / max(1, r["events"]) for r in (scaled[1], greedy)]
+    per_event = [r["seconds"] / max(1, r["events"]) for r in (*scaled, greedy)]
     bars.at_most("cost of an event, 10x more of them", per_event[1] / per_event[0], 1.5)
+    bars.at_most("cost of an event, 100x more of them", per_event[2] / per_event[0], 1.5)
     one = short_job(data, "uniform-progress")
     print(f"\none single-VM job of 48 h under Uniform Progress: {one * 1000:.1f} ms")
     bars.at_least("one 48 h job against the public simulator's 2 s", REFERENCE_S / one, 100)

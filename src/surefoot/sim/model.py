@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from surefoot.core.event import State
+from surefoot.core.event import (
+    CheckpointCommitted,
+    CostMeasured,
+    Event,
+    GroupFormed,
+    RestoreDone,
+    State,
+)
 from surefoot.core.fleet import CheckpointCost, FleetCost
 
 
@@ -70,6 +79,35 @@ class CostModel:
     def fleet_cost(self, boot_ms: int) -> FleetCost:
         """The costs of changing the fleet as a run would measure them."""
         return FleetCost(boot_ms, self.reform_ms, self.detect_ms)
+
+
+def measured(events: Iterable[Event], *, otherwise: CostModel) -> CostModel:
+    """Return the costs that a run's journal shows: means, but for stalls and persists medians.
+
+    What it does not show is `otherwise`'s.
+    """
+    found: dict[str, list[int]] = {}
+    members = 0
+    for event in events:
+        match event:
+            case GroupFormed():
+                members = len(event.members)
+            case CostMeasured(name="reform_ms"):
+                name = "reform_alone_ms" if members == 1 else "reform_ms"
+                found.setdefault(name, []).append(event.value_ms)
+            case CostMeasured():
+                found.setdefault(event.name, []).append(event.value_ms)
+            case CheckpointCommitted():
+                found.setdefault("stall_ms", []).append(event.stall_ms)
+                found.setdefault("persist_ms", []).append(event.persist_ms)
+            case RestoreDone():
+                found.setdefault("restore_ms", []).append(event.restore_ms)
+            case _:
+                pass
+    typical = {"stall_ms": statistics.median, "persist_ms": statistics.median}
+    known = {f.name for f in fields(CostModel)}
+    costs = {k: round(typical.get(k, statistics.fmean)(v)) for k, v in found.items() if k in known}
+    return replace(otherwise, **costs)  # type: ignore[arg-type]
 
 
 class Dice:
