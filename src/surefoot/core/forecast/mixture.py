@@ -28,7 +28,7 @@ from surefoot.core.forecast.lessons import (
 )
 from surefoot.core.forecast.port import Beliefs, Floats, Forecast
 from surefoot.core.forecast.prior import RatePrior
-from surefoot.core.forecast.storm import StormRule, storm
+from surefoot.core.forecast.storm import StormRule, shift, storm, worse
 from surefoot.core.forecast.supply import SupplyPrior
 from surefoot.core.forecast.tell import tell
 from surefoot.core.forecast.watch import STEP_MS, Watch
@@ -124,7 +124,11 @@ class MixtureBeliefs:
         stormy = None
         if self.model.storm is not None:
             expected = -np.log1p(-odds[:, HOUR_BIN, 1])
-            stormy = storm(self.model.storm, raw.sums[rows], expected)
+            sums = raw.sums[rows]
+            stormy = worse(
+                storm(self.model.storm, sums, expected),
+                shift(self.model.storm, sums, seen.rates[:, 0]),
+            )
         blank = Evidence()
         evidence = [watch.evidence[i] if i < len(watch.evidence) else blank for i in rows]
         mean = weights.mean(axis=(1, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +21,8 @@ class StormRule:
     shape: float = 0.5
     centres: tuple[float, ...] = (3.0, 10.0, 30.0, 100.0, 300.0)
     """Storm rates over the expected rate: one Gamma about each, all alike beforehand."""
+    shifts: tuple[float, ...] = (10.0, 30.0, 100.0, 300.0)
+    """The same over the pool's long-run rate: what tells that the market has changed."""
 
 
 def storm(rule: StormRule, sums: Floats, expected_per_h: Floats) -> tuple[Floats, Floats]:
@@ -49,6 +51,28 @@ def storm(rule: StormRule, sums: Floats, expected_per_h: Floats) -> tuple[Floats
     relative = np.exp(np.minimum(top + np.log(total) - calm + np.log(rule.odds), 50.0))
     odds = relative.sum(axis=1)
     return odds / (1.0 + odds), share * (relative * rates).sum(axis=1) / odds
+
+
+def shift(rule: StormRule, sums: Floats, long_run_per_h: Floats) -> tuple[Floats, Floats]:
+    """Return (odds that the pool left its long-run rate far behind, its rate now), each (n,).
+
+    The slow models follow a change by and by, and so hide it from `storm`, which asks whether
+    they are wrong; here the question is whether the long run is. A memory that holds hours from
+    before the change understates the rate after it, so the rate is that of the last hour,
+    resting on that of the last 6 h as on one more hour.
+    """
+    odds, _ = storm(replace(rule, centres=rule.shifts), sums, long_run_per_h)
+    slow, fast = (HALF_LIVES_H.index(h) for h in (6.0, 1.0))
+    moments, hours = sums[:, MOMENTS], sums[:, HELD]
+    share = np.clip(sums[:, SHARES, slow] + 0.5, 0.02, None) / (moments[:, slow] + 1.0)
+    before = moments[:, slow] / np.maximum(hours[:, slow], 0.25)
+    return odds, share * (moments[:, fast] + before) / (hours[:, fast] + 1.0)
+
+
+def worse(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """Return, pool by pool, the (odds, rate) of which more losses are to be expected."""
+    more = other[0] * other[1] > one[0] * one[1]
+    return np.where(more, other[0], one[0]), np.where(more, other[1], one[1])
 
 
 @lru_cache(maxsize=32)
