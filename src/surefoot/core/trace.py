@@ -68,11 +68,15 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTry:
-    """`granted` of `asked` spot launches succeeded at one moment (a probe counts too)."""
+    """`granted` of `asked` spot launches succeeded at one moment (a probe counts too).
+
+    `whole`: it asked for all that the pool may hold, so what is held is part of `granted`.
+    """
 
     at_ms: int
     asked: int
     granted: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +191,11 @@ class History:
         record.lives[key] = Life(key, life.born_ms, at_ms, end, life.first_seen_ms)
         self._learn(record, key, at_ms)
 
-    def tried(self, pool: Pool, *, at_ms: int, asked: int, granted: int) -> None:
-        """Record the outcome of spot launches or of a probe."""
-        self.of(pool).launches.append(LaunchTry(at_ms, asked, granted))
+    def tried(
+        self, pool: Pool, *, at_ms: int, asked: int, granted: int, whole: bool = False
+    ) -> None:
+        """Record the outcome of spot launches, or of a probe (`whole`: of all that it holds)."""
+        self.of(pool).launches.append(LaunchTry(at_ms, asked, granted, whole))
         self.now_ms = max(self.now_ms, at_ms)
 
     def priced(self, pool: Pool, *, at_ms: int, micro_usd_h: int) -> None:

@@ -52,7 +52,7 @@ def write_parquet(trace: Trace, path: Path) -> None:
             "lives": [
                 [x.key, x.born_ms, x.end_ms, x.end.value, x.first_seen_ms] for x in record.lives
             ],
-            "tries": [[t.at_ms, t.asked, t.granted] for t in record.tries],
+            "tries": [[t.at_ms, t.asked, t.granted, t.whole] for t in record.tries],
             "signals": [[x.at_ms, x.kind, x.value] for x in record.signals],
         }
         for kind in ("supply", "spot", "on_demand"):

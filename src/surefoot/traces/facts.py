@@ -18,6 +18,9 @@ from surefoot.core.trace import (
     Trace,
 )
 
+WHOLE = "whole"
+"""Key of a try that asked for all that its pool may hold."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fact:
@@ -50,7 +53,13 @@ def grow(history: History, facts: Iterable[Fact]) -> None:
             case "censored":
                 history.ended(fact.pool, fact.key, at_ms=fact.at_ms, end=LifeEnd.CENSORED)
             case "tried":
-                history.tried(fact.pool, at_ms=fact.at_ms, asked=fact.asked, granted=fact.granted)
+                history.tried(
+                    fact.pool,
+                    at_ms=fact.at_ms,
+                    asked=fact.asked,
+                    granted=fact.granted,
+                    whole=fact.key == WHOLE,
+                )
             case "priced":
                 history.priced(fact.pool, at_ms=fact.at_ms, micro_usd_h=fact.granted)
             case "signalled":
@@ -141,7 +150,9 @@ def _seen(pool: Pool, lives: Iterable[Life], tries: Iterable[LaunchTry]) -> list
         if life.end_ms is not None:
             kind = "lost" if life.end is LifeEnd.PREEMPTED else "censored"
             out.append(Fact(max(life.end_ms, seen_ms), pool, 1, kind, life.key))
-    return out + [Fact(t.at_ms, pool, 2, "tried", "", t.asked, t.granted) for t in tries]
+    return out + [
+        Fact(t.at_ms, pool, 2, "tried", WHOLE if t.whole else "", t.asked, t.granted) for t in tries
+    ]
 
 
 def _told(pool: Pool, prices: Iterable[Step], signals: Iterable[Signal]) -> list[Fact]:
@@ -180,7 +191,7 @@ def _pool_facts(record: PoolTrace, trace: Trace, reassert_ms: int | None) -> lis
         if probes and target:
             again = reassert_ms or (next_ms - step.at_ms)
             for at_ms in range(step.at_ms, next_ms, max(again, 1)):
-                add(at_ms, "tried", "", target, step.value)
+                add(at_ms, "tried", WHOLE, target, step.value)
         elif target:
             rise = step.value - before
             if rise > 0:

@@ -97,6 +97,8 @@ class Evidence:
     last_try_ms: int | None = None
     last_granted: int = 0
     last_asked: int = 0
+    last_whole: bool = False
+    """Whether the last try asked for all that the pool may hold, what is held included."""
     all_tries: float = 0.0
     all_grants: float = 0.0
     spell_ms: int | None = None
@@ -147,6 +149,7 @@ class Evidence:
                     break
                 one = launches[j]
                 self._try(at_ms, one.asked, one.granted, rules)
+                self.last_whole = one.whole
                 j += 1
             else:
                 at_ms, key = changed[i]

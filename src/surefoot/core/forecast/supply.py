@@ -103,5 +103,7 @@ def _holdable(evidence: Evidence, prior: SupplyPrior, odds: float) -> float:
     held = len(evidence.alive)
     if evidence.last_try_ms is None:
         return held + odds * prior.holdable
+    if evidence.last_whole:
+        return max(held, odds * evidence.last_asked)
     more = max(evidence.last_granted, evidence.most_held - held, 1)
     return held + odds * more
