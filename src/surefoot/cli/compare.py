@@ -16,7 +16,7 @@ from rich.text import Text
 from surefoot.cli import frame, markets
 from surefoot.config import load_job
 from surefoot.controller.clock import RealClock
-from surefoot.core.forecast import FORECASTERS, get_forecaster
+from surefoot.core.forecast import ELSEWHERE, FORECASTERS, get_forecaster
 from surefoot.core.policy import POLICIES
 from surefoot.core.trace import Trace
 from surefoot.report.clean import clean
@@ -37,7 +37,8 @@ def compare(
     ] = None,
     policies: Annotated[str, typer.Option(help=f"Comma-separated, of {EVERY}; or oracle.")] = EVERY,
     forecaster: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(FORECASTERS)}; default: the job's.")
+        str | None,
+        typer.Option(help=f"One of {', '.join((*FORECASTERS, *ELSEWHERE))}; default: the job's."),
     ] = None,
     starts: Annotated[int, typer.Option(help="Start each run at that many instants.")] = 1,
     seeds: Annotated[int, typer.Option(help="Repeat each run with that many seeds.")] = 1,

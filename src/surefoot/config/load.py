@@ -14,7 +14,7 @@ from surefoot.config.document import Document, Where, read_document
 from surefoot.config.explain import explain, located, nearest
 from surefoot.config.jobfile import Deadline, JobFile, LocalSettings, Place
 from surefoot.config.schema import IntervalBounds, JobModel
-from surefoot.core.forecast import FORECASTERS
+from surefoot.core.forecast import ELSEWHERE, FORECASTERS
 from surefoot.core.job import FloorKind, IntervalRule, Job, Limits, Throughput, Work
 from surefoot.core.market import Capacity
 from surefoot.core.policy import POLICIES
@@ -98,7 +98,7 @@ class _Build:
 
     def _check_names(self) -> None:
         self._known("policy", self.model.policy, list(POLICIES))
-        self._known("forecaster", self.model.forecaster, list(FORECASTERS))
+        self._known("forecaster", self.model.forecaster, [*FORECASTERS, *ELSEWHERE])
         names = [("envs", name) for name in self.model.envs]
         names += [("secrets", name) for name in self.model.secrets]
         for key, name in names:

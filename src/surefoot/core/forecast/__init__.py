@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 
 from surefoot.core.forecast.ages import weibull
 from surefoot.core.forecast.climatology import RateExpert
@@ -28,6 +29,7 @@ from surefoot.errors import ConfigError
 
 __all__ = [
     "DEFAULT",
+    "ELSEWHERE",
     "FORECASTERS",
     "Beliefs",
     "Forecast",
@@ -68,14 +70,24 @@ _MODELS: tuple[Forecaster, ...] = (
 
 FORECASTERS: Mapping[str, Forecaster] = {model.name: model for model in _MODELS}
 
+ELSEWHERE: Mapping[str, str] = {"lightgbm": "surefoot.boosted"}
+"""Models that need more than numpy: the module whose `forecaster()` makes each."""
+
 
 def get_forecaster(name: str) -> Forecaster:
-    """Return the model registered as `name`. Raises ConfigError naming the nearest one."""
+    """Return the model registered as `name`.
+
+    Raises ConfigError naming the nearest one, or what to install for it.
+    """
     if name in FORECASTERS:
         return FORECASTERS[name]
-    near = get_close_matches(name, FORECASTERS, n=1)
+    if name in ELSEWHERE:
+        made: Forecaster = import_module(ELSEWHERE[name]).forecaster()
+        return made
+    known = sorted((*FORECASTERS, *ELSEWHERE))
+    near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ConfigError(
         f"forecaster: no model is called {name!r}",
-        hint=hint + "known: " + ", ".join(sorted(FORECASTERS)),
+        hint=hint + "known: " + ", ".join(known),
     )
