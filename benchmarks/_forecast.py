@@ -14,6 +14,9 @@ from surefoot.core.trace import PoolTrace, Semantics, Step, Trace
 from surefoot.traces.facts import Fact, facts_of
 
 HORIZONS_S = {"15m": 900, "1h": 3600}
+LEAD_S = 40.0
+"""What an emergency save takes: 1.45 s were measured for 0.6 GB (docs/explain/checkpoint.md), so
+this is 16 GB. A loss sooner than this after the forecast comes too soon to be saved from."""
 STRIDE = {
     "sky-probe-2023-02": 5,
     "sky-pool16-2023-08": 3,
@@ -62,6 +65,8 @@ class Rows:
     vms: np.ndarray
     lost: np.ndarray
     end_s: np.ndarray
+    early: np.ndarray
+    """Share lost within LEAD_S; losses are taken to fall evenly between two ticks."""
     span_s: float
     key: list[str] = field(default_factory=list)
     """For rows of single lives: the life."""
@@ -162,7 +167,19 @@ def _count_rows(
     whole = t[index + ahead] - t[index] < ahead * gap * 1.5 + 1
     index = index[(count[index] > 0) & whole]
     lost = np.maximum(count[index] - least[index], 0) / count[index]
-    return np.column_stack([t[index], count[index], lost, t[index] + ahead * gap])
+    early = _lost_by(count, index, LEAD_S / gap)
+    return np.column_stack([t[index], count[index], lost, t[index] + ahead * gap, early])
+
+
+def _lost_by(count: np.ndarray, index: np.ndarray, ticks: float) -> np.ndarray:
+    """Return the share lost within a number of ticks that need not be whole."""
+    whole = int(ticks)
+    shares = [np.zeros(len(index))]
+    least = count[index]
+    for k in range(1, whole + 2):
+        least = np.minimum(least, count[np.minimum(index + k, len(count) - 1)])
+        shares.append((count[index] - least) / count[index])
+    return shares[whole] + (ticks - whole) * (shares[whole + 1] - shares[whole])
 
 
 def _lives(data: Path, name: str) -> Source:
@@ -191,7 +208,9 @@ def _lives(data: Path, name: str) -> Source:
                 if r["censored"] and end <= until:
                     break
                 lost = float(end <= until and not r["censored"])
-                found[horizon].append((pools.index(pool), born + age, 1.0, lost, until))
+                early = float(end <= born + age + LEAD_S and not r["censored"])
+                row = (pools.index(pool), born + age, 1.0, lost, until, early)
+                found[horizon].append(row)
                 keys[horizon].append(key)
     rows = {}
     for horizon, span in HORIZONS_S.items():

@@ -71,6 +71,7 @@ def score(rows: Rows, odds: np.ndarray) -> dict[str, Any]:
     slope, ece = calibration(lost, p, weight)
     alarm = p >= ALARM
     caught = float(np.sum((weight * lost)[alarm]))
+    in_time = float(np.sum((weight * np.maximum(lost - rows.early[at], 0.0))[alarm]))
     return {
         "rows": len(at),
         "losses": float(np.sum(weight * lost)),
@@ -85,6 +86,8 @@ def score(rows: Rows, odds: np.ndarray) -> dict[str, Any]:
         "ece": ece,
         "recall": caught / max(float(np.sum(weight * lost)), 1e-9),
         "precision": caught / max(float(np.sum(weight[alarm])), 1e-9),
+        "recall_at_lead": in_time / max(float(np.sum(weight * lost)), 1e-9),
+        "precision_at_lead": in_time / max(float(np.sum(weight[alarm])), 1e-9),
     }
 
 
@@ -111,6 +114,7 @@ def main() -> int:
     bars = Bars("forecast")
     head = (
         "model source horizon rows losses skill 95%-interval brier/clim auc slope ece recall prec"
+        " recall@lead prec@lead"
     )
     lines: list[list[object]] = []
     launches: list[list[object]] = []
@@ -132,7 +136,7 @@ def main() -> int:
                 launches.append([name, *launch_scores(source, first=FIRST / 10)])
         mean = float(np.mean([o["skill"] for o in found.values()]))
         worst = min(o["skill"] for o in found.values())
-        lines.append([model, "mean / worst", "", "", "", f"{mean:+.3f} / {worst:+.3f}", *[""] * 7])
+        lines.append([model, "mean / worst", "", "", "", f"{mean:+.3f} / {worst:+.3f}", *[""] * 9])
         bars.rows[model] = {f"{n} {h}": o for (n, h), o in found.items()}
         if place == 0:
             add_bars(bars, found, whole=not asked.quick)
@@ -159,6 +163,8 @@ def _line(model: str, name: str, horizon: str, one: dict[str, Any]) -> list[obje
         f"{one['ece']:.3f}",
         f"{one['recall']:.2f}",
         f"{one['precision']:.2f}",
+        f"{one['recall_at_lead']:.2f}",
+        f"{one['precision_at_lead']:.2f}",
     ]
 
 
