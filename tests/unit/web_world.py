@@ -93,7 +93,6 @@ def serving(root: Path) -> Iterator[Served]:
     sock = listen(place)
     server = server_of(build(runs, doors), place)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    sock.listen(64)
     thread.start()
     try:
         yield Served(int(sock.getsockname()[1]), doors)

@@ -57,12 +57,13 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(place: Place) -> socket.socket:
-    """Return a bound socket. Raises ConfigError when the address cannot be had."""
+    """Return a socket that listens. Raises ConfigError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((place.host, place.port))
+        sock.listen(128)  # from now on who asks waits, and is not turned away
     except OSError as error:
         sock.close()
         raise ConfigError(
