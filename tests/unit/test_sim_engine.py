@@ -169,6 +169,7 @@ def test_work_that_is_done_ends_the_run_with_a_final_checkpoint_and_no_save_befo
 
 
 def test_same_seed_gives_the_same_events_and_another_seed_others() -> None:
+    """CASES.md 38."""
     trace = market((0, 8), (2 * H, 2), (4 * H, 8), reclaims=(Reclaim(H, 2, 0),))
     model = CostModel(jitter=0.2, lost_notices=0.5, hardware_per_vm_h=0.05)
     first, again, other = (run(trace, model=model, seed=s) for s in (7, 7, 8))
@@ -188,6 +189,7 @@ def test_leaving_out_the_events_of_quiet_saves_changes_no_figure() -> None:
 
 
 def test_gap_is_unknown_and_not_available() -> None:
+    """CASES.md 31."""
     trace = market((0, 8), (H, None), (3 * H, 8), end=4 * H, on_demand=None)
     outcome = run(trace, job(floor=0))
     assert outcome.unknown_share == pytest.approx(0.5)
@@ -197,6 +199,7 @@ def test_gap_is_unknown_and_not_available() -> None:
 
 
 def test_trace_may_begin_at_any_instant_and_the_job_before_its_first_sample() -> None:
+    """CASES.md 32."""
     begin = 1_700_000_000_000
     late = market((begin + 50_000, 8), start=begin, end=begin + H)
     outcome = run(late)
@@ -205,12 +208,14 @@ def test_trace_may_begin_at_any_instant_and_the_job_before_its_first_sample() ->
 
 
 def test_trace_of_one_row_runs_and_an_empty_one_is_refused() -> None:
+    """CASES.md 32."""
     assert run(market((0, 8), end=H)).summary["steps"] > 0
     with pytest.raises(ValueError, match="ends before it starts"):
         market((0, 8), end=0)
 
 
 def test_start_outside_of_the_trace_and_negative_horizon_are_refused() -> None:
+    """CASES.md 36."""
     with pytest.raises(ValueError, match="not within trace"):
         run(market((0, 8)), start_ms=-1)
     with pytest.raises(ValueError, match="horizon must be 0 or more"):
@@ -218,6 +223,7 @@ def test_start_outside_of_the_trace_and_negative_horizon_are_refused() -> None:
 
 
 def test_horizon_of_zero_is_an_empty_report_with_null_ratios() -> None:
+    """CASES.md 36."""
     outcome = run(market((0, 8)), horizon_ms=0)
     body = json.dumps(outcome.as_dict(), allow_nan=False)
     assert json.loads(body)["goodput"] is None
@@ -225,15 +231,18 @@ def test_horizon_of_zero_is_an_empty_report_with_null_ratios() -> None:
 
 
 def test_horizon_shorter_than_a_step_does_no_step() -> None:
+    """CASES.md 36."""
     assert run(market((0, 8)), horizon_ms=400).summary["steps"] == 0
 
 
 def test_job_of_no_steps_is_done_at_once() -> None:
+    """CASES.md 36."""
     outcome = run(market((0, 8)), job(work=Work(total_steps=0)))
     assert (outcome.result, outcome.bill.total) == ("done", 0)
 
 
 def test_job_of_no_nodes_does_nothing_and_ends() -> None:
+    """CASES.md 36."""
     outcome = run(market((0, 8), end=H), job(0))
     assert (outcome.result, outcome.summary["steps"], outcome.bill.total) == ("stopped", 0, 0)
 
@@ -246,6 +255,7 @@ def test_preemption_at_the_first_instant_is_survived() -> None:
 
 
 def test_two_hundred_preemptions_on_one_stamp_with_free_restarts_end() -> None:
+    """CASES.md 35."""
     free = CostModel(0, 0, 0, 0, 0, restore_ms=0, jitter=0.0, batch_ms=0)
     reclaims = tuple(Reclaim(1_000_000, 1, 0) for _ in range(200))
     outcome = run(market((0, 400), reclaims=reclaims, end=1_100_000), job(300), model=free)
@@ -254,6 +264,7 @@ def test_two_hundred_preemptions_on_one_stamp_with_free_restarts_end() -> None:
 
 
 def test_vms_that_never_live_for_a_step_end_with_no_progress_possible() -> None:
+    """CASES.md 35."""
     steps = [(t, 8 * (t % 2000 == 0)) for t in range(0, 40_000_000, 1_000)]
     trace = market(*steps, notice=0, on_demand=None, end=40_000_000)
     eager = CostModel(boot_ms=60_000, jitter=0.0, backoff_ms=0, backoff_limit_ms=0)
@@ -275,6 +286,7 @@ class Eager:
 @pytest.mark.parametrize("name", ["reform_ms", "persist_ms", "hardware_per_vm_h", "lost_notices"])
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
 def test_negative_and_nan_figures_of_the_model_are_refused_by_name(name: str, bad: float) -> None:
+    """CASES.md 39: refused by name before anything is drawn, whatever the seed."""
     with pytest.raises(ValueError, match=name):
         CostModel(**{name: bad})
 

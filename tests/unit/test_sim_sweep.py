@@ -42,6 +42,7 @@ def test_grid_is_the_whole_product() -> None:
 
 
 def test_rows_are_byte_identical_for_one_and_for_four_workers() -> None:
+    """CASES.md 38: whatever the number of workers."""
     alone = json.dumps(sweep(points(), TRACES))
     assert json.dumps(sweep(points(), TRACES, workers=4)) == alone
 
