@@ -158,6 +158,10 @@ class LiveCrew:
             message = replace(message, boot_ms=max(r.boot_ms for r in said))
         elif isinstance(message, Broken) and worker.local_rank:
             return  # the first of the VM says so too
+        elif isinstance(message, StoreUp):  # the hub passes it on to the other VMs
+            for other in self._workers:
+                if other is not worker:
+                    self._tell(other, message)
         self._say(message)
 
     def _tell(self, worker: _Worker, message: Message) -> None:
@@ -197,6 +201,7 @@ class LiveCrew:
     def _start(self, worker: _Worker) -> None:
         env = worker_environment(self._env, worker.path)
         count = len(self._workers)
+        env = {k: v for k, v in env.items() if k not in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
         if count > 1:
             env |= {"LOCAL_RANK": str(worker.local_rank), "LOCAL_WORLD_SIZE": str(count)}
         log = f"worker{worker.local_rank or ''}.log"

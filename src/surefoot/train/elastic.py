@@ -9,11 +9,13 @@ once, and the wait is only for the new group.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass, field
 
 from surefoot.core.wire import Broken, Generation, StoreUp
+from surefoot.train.environment import local_place
 from surefoot.train.group import Group, form
 from surefoot.train.link import Link
 
@@ -143,6 +145,7 @@ class Membership:
                 self._address,
                 publish=self._link.send,
                 await_store=await_store,
+                local=local_place(os.environ),
             )
         except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
             forming.error = f"{type(error).__name__}: {error}"[:200]

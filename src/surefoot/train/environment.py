@@ -25,6 +25,13 @@ def positive(env: Mapping[str, str], name: str) -> float | None:
     return value
 
 
+def local_place(env: Mapping[str, str]) -> tuple[int, int]:
+    """Return this worker's number in its VM and how many there are, as the agent says it."""
+    if not env.get("SUREFOOT_AGENT") or not env.get("LOCAL_RANK"):
+        return 0, 1
+    return int(env["LOCAL_RANK"]), int(env.get("LOCAL_WORLD_SIZE") or 1)
+
+
 def end_promptly() -> None:
     """Leave the interpreter's last sweep nothing to do: it takes longer than the last save."""
     gc.disable()

@@ -103,15 +103,20 @@ def form(
     *,
     publish: Callable[[StoreUp], None],
     await_store: Callable[[int], StoreUp],
+    local: tuple[int, int] = (0, 1),
 ) -> Group:
     """Form the group of `order`; blocks until all members have joined.
 
-    Rank 0 serves a fresh store on its own address. Raises RuntimeError or OSError when a member
-    does not come, TimeoutError when the store is not announced.
+    `local`: this worker's number in its VM, and how many workers each VM has; ranks go through
+    the first VM, then the second. Rank 0 serves a fresh store on its own address. Raises
+    RuntimeError or OSError when a member does not come, TimeoutError when the store is not
+    announced.
     """
-    rank, world = order.tokens.index(token), len(order.tokens)
+    number, workers = local
+    rank, world = order.tokens.index(token) * workers + number, len(order.tokens) * workers
+    addresses = tuple(a for a in order.addresses for _ in range(workers))
     if world == 1:
-        return Group(order.number, 0, order.addresses)
+        return Group(order.number, 0, addresses)
     before = set(open_sockets())
     if rank == 0:
         store, port = _serve_store(address)
@@ -122,7 +127,7 @@ def form(
             up.host, up.port, is_master=False, timeout=FORM_TIMEOUT, wait_for_workers=False
         )
     pg = _gloo(PrefixStore(f"g{order.number}", store), rank, world, address)
-    group = Group(order.number, rank, order.addresses, pg, store)
+    group = Group(order.number, rank, addresses, pg, store)
     group.sockets = _to_members(set(open_sockets()) - before, order.addresses, address)
     return group
 

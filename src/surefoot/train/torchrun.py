@@ -48,8 +48,8 @@ _COLLATERAL = re.compile(
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 
-_VERDICT_S = 1.3
-"""A failure that no loss explains within this time is the script's own (a loss shows in 1 s)."""
+_VERDICT_S = 2.0
+"""A failure that no loss explains within this time is the script's own (a loss shows in 1.5 s)."""
 
 _SETTLED_S = 3.0
 """A script that shows no steps counts as training when it has lived this long."""
