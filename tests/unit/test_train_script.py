@@ -20,6 +20,7 @@ from surefoot.core.wire import Generation, Saved, Stepped
 from surefoot.errors import ConfigError
 from surefoot.train.child import Child
 from surefoot.train.launch import check_command, engine_of, launch_environment
+from surefoot.train.link import Link
 from surefoot.train.script import Script, ScriptTerms
 
 SUREFOOT = [sys.executable, "-c", "from surefoot.cli.main import run; run()"]
@@ -170,6 +171,13 @@ def test_engine_is_chosen_by_the_command_and_the_scripts_it_names(tmp_path: Path
     assert engine_of("auto", "python plain.py && python ours.py", place) == "live"
     assert engine_of("auto", "python elsewhere.py", place) == "live"
     assert engine_of("live", "torchrun plain.py", place) == "live"
+
+
+def test_session_that_torchrun_has_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUREFOOT_ENGINE", "torchrun")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="each process would train alone"):
+        Link(None)
 
 
 def test_options_of_torchrun_that_change_with_the_fleet_are_refused() -> None:

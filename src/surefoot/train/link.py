@@ -22,6 +22,7 @@ from surefoot.core.wire import (
     decode,
     encode,
 )
+from surefoot.errors import ConfigError
 from surefoot.train.control import Control
 
 AGENT_LOST_EXIT = 75
@@ -72,6 +73,12 @@ class Link:
         self._out = threading.Lock()
         self._socket: socket.socket | None = None
         self._closing = False
+        alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
+        if path is None and os.environ.get("SUREFOOT_ENGINE") == "torchrun" and not alone:
+            raise ConfigError(
+                "a Session re-forms in place: started by torchrun, each process would train alone",
+                hint="set engine: live in the job file, and run: python, not torchrun",
+            )
         if path is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.connect(path)
