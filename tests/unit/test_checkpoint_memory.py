@@ -110,6 +110,37 @@ def test_whenever_the_trainer_is_killed_a_restart_has_what_was_acknowledged(tmp_
     keeper.dismiss(str(tmp_path), "rank-00000.bin")
 
 
+def test_a_data_loaders_fork_that_outlives_its_trainer_holds_nothing_up(tmp_path: Path) -> None:
+    """A fork has the trainer's descriptors, so the writer must not wait for them to close."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        torch.set_num_threads(1)
+        checkpointer = Checkpointer(tmp_path, writer="process", hold_s=60.0)
+        checkpointer.save(1, state_of(1)).wait(60)
+        loader = os.fork()
+        if loader == 0:
+            time.sleep(100)
+            os._exit(0)
+        os.write(write, loader.to_bytes(8, "big"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    loader = int.from_bytes(os.read(read, 8), "big")
+    try:
+        began = time.monotonic()
+        with Checkpointer(tmp_path, read_only=True) as restarted:
+            assert restarted.latest() == 1 and time.monotonic() - began < 30
+        keeper.dismiss(str(tmp_path), "rank-00000.bin")  # only a keeper without a trainer goes
+        deadline = time.monotonic() + 30
+        while keeper._ask(str(tmp_path), "rank-00000.bin", {"settle": 1}, 5) is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        os.kill(loader, signal.SIGKILL)
+        os.close(read)
+        os.close(write)
+
+
 def test_a_trainer_that_says_goodbye_leaves_nothing_in_memory(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, writer="process", hold_s=60.0) as checkpointer:
         saved = checkpointer.save(1, state_of(1), blocking=True).saved

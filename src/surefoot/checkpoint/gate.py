@@ -50,11 +50,16 @@ class Gate(Protocol):
 class ArenaGate:
     """The writer process's view of a copy that the trainer still makes.
 
-    `channel`: the conversation with the trainer; its end means that the copy stays what it is.
+    `channel`: the conversation with the trainer; its end means that the copy stays what it is, as
+    does `gone`, a descriptor that is readable once the trainer is dead (its forks, such as those of
+    a data loader, may hold the channel open).
     """
 
-    def __init__(self, memory: mmap.mmap, save: int, channel: socket.socket) -> None:
+    def __init__(
+        self, memory: mmap.mmap, save: int, channel: socket.socket, gone: int | None = None
+    ) -> None:
         self._control, self._save, self._channel = control_of(memory), save, channel
+        self._ends: list[socket.socket | int] = [channel] if gone is None else [channel, gone]
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -83,8 +88,10 @@ class ArenaGate:
 
     def _trainer_ended(self) -> bool:
         """Wait a moment; whether the trainer is gone (it says nothing while we write)."""
-        readable, _, _ = select.select([self._channel], [], [], _LOOK_S)
+        readable, _, _ = select.select(self._ends, [], [], _LOOK_S)
+        if self._channel not in readable:
+            return bool(readable)
         try:
-            return bool(readable) and not self._channel.recv(1, socket.MSG_PEEK)
+            return not self._channel.recv(1, socket.MSG_PEEK)
         except ConnectionError:
             return True

@@ -69,21 +69,26 @@ class Keeper:
         """Remember what an arena holds now."""
         self._kept[kept.arena] = kept
 
-    def wait(self, channel: socket.socket | None, hold_s: float) -> bool:
+    def wait(self, channel: socket.socket | None, hold_s: float, gone: int | None = None) -> bool:
         """Answer who asks; returns True when `channel` has news, False when there is no more to do.
 
-        Without a channel (the trainer died) it goes on for `hold_s`, until dismissed, or until
-        memory is short.
+        With a channel it ends when `gone`, the dead trainer's descriptor, is readable. Without
+        one (the trainer died) it goes on for `hold_s`, until dismissed, or until memory is short.
         """
         until_s = time.monotonic() + hold_s
         while channel is not None or self._goes_on(until_s):
-            doors = [*self._doors.values(), *([channel] if channel is not None else [])]
-            ready, _, _ = select.select(doors, [], [], None if channel is not None else _LOOK_S)
+            doors = list(self._doors.values())
+            ends = [end for end in (channel, gone) if end is not None]
+            pause_s = None if channel is not None else _LOOK_S
+            ready, _, _ = select.select([*doors, *ends], [], [], pause_s)
             if channel in ready:
                 return True
-            for door in ready:
-                with contextlib.suppress(OSError):
-                    self._answer(door.accept()[0], alive=channel is not None)
+            if gone is not None and gone in ready:
+                return False
+            for door in doors:
+                if door in ready:
+                    with contextlib.suppress(OSError):
+                        self._answer(door.accept()[0], alive=channel is not None)
         return False
 
     def _goes_on(self, until_s: float) -> bool:

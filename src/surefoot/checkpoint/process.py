@@ -32,22 +32,29 @@ def main(channel_fd: int, hold_s: float = 0.0) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"surefoot-writer", 0, 0, 0)
-    server = _Server(socket.socket(fileno=channel_fd), keeps=hold_s > 0)
-    while server.keeper.wait(server.channel, 0.0):
+    server = _Server(socket.socket(fileno=channel_fd), _end_of(os.getppid()), keeps=hold_s > 0)
+    while server.keeper.wait(server.channel, 0.0, server.gone):
         message = wire.receive(server.channel)
         if message is None:
-            server.keeper.wait(None, hold_s)
-            return
+            break
         if "bye" in message[0]:
             return
         server.answer(*message)
+    server.keeper.wait(None, hold_s)
+
+
+def _end_of(pid: int) -> int | None:
+    """Return a descriptor that is readable once a process is dead, where the system has such."""
+    with contextlib.suppress(OSError):
+        return os.pidfd_open(pid)
+    return None
 
 
 class _Server:
     """The arenas that were passed, by number, and one persister per path."""
 
-    def __init__(self, channel: socket.socket, *, keeps: bool) -> None:
-        self.channel, self._keeps = channel, keeps
+    def __init__(self, channel: socket.socket, gone: int | None, *, keeps: bool) -> None:
+        self.channel, self.gone, self._keeps = channel, gone, keeps
         self._arenas: dict[int, mmap.mmap] = {}
         self._fds: dict[int, int] = {}
         self._persisters: dict[str, Persister] = {}
@@ -105,7 +112,7 @@ class _Server:
     def _open(self, body: dict[str, Any], n_bytes: int) -> Iterator[tuple[memoryview, ArenaGate]]:
         """Give the bytes of a snapshot, and how far they are copied."""
         memory = self._arenas[body["arena"]]
-        gate = ArenaGate(memory, body["save"], self.channel)
+        gate = ArenaGate(memory, body["save"], self.channel, self.gone)
         try:
             with memoryview(memory) as whole, whole[:n_bytes] as part:
                 yield part, gate

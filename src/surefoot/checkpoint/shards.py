@@ -91,8 +91,9 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...], bool]:
     if local.numel() == 0:
         return local, (0,) * tensor.dim(), is_copy
     if tuple(local.shape) != shape:
+        placements = tensor.placements  # type: ignore[attr-defined]
         raise CheckpointError(
-            f"a tensor {list(tensor.shape)} placed as {tensor.placements} has a local part of"  # type: ignore[attr-defined]
+            f"a tensor {list(tensor.shape)} placed as {placements} has a local part of"
             f" {list(local.shape)}, not {list(shape)}",
             hint="redistribute it first, so that its parts are as even as torch makes them",
         )
