@@ -25,11 +25,11 @@ LONG_LIST = 50
 
 def run_row(watch: Watch) -> schema.RunRow:
     """Return a run's line in the list."""
-    story = watch.story
+    story, state = watch.story, watch.state
     return schema.RunRow(
         run=clean(watch.card.run),
         name=clean(watch.card.name),
-        state=watch.state,
+        state=state,
         policy=clean(watch.card.policy),
         step=story.state.progress.steps_done,
         total_steps=_whole(watch.card.steps),
@@ -38,20 +38,24 @@ def run_row(watch: Watch) -> schema.RunRow:
         bill_usd=usd(story.account.bill.total),
         began_ms=story.began_ms,
         last_event_ms=story.state.now_ms or None,
-        reason=_reason(watch),
+        reason=_reason(watch, state),
     )
 
 
 def status(watch: Watch) -> schema.Status:
     """Return how a run stands."""
     story, card, leader = watch.story, watch.card, watch.leader
-    body = masked(plain(standing(card, story, watch.state)))
+    state = watch.state_by(leader)
+    told = watch.once(
+        "standing", (card, state), lambda: masked(plain(standing(card, story, state)))
+    )
+    body = dict(told)
     progress = story.state.progress
     training = progress.members > 0 and progress.step_ms > 0
     left = None if card.steps is None else max(0, card.steps - progress.steps_done)
     eta = story.state.now_ms + left * progress.step_ms if training and left is not None else None
     body |= {
-        "reason": _reason(watch),
+        "reason": _reason(watch, state),
         "policy": clean(card.policy),
         "num_nodes": _whole(card.num_nodes) or 0,
         "total_steps": _whole(card.steps),
@@ -67,14 +71,14 @@ def status(watch: Watch) -> schema.Status:
     return schema.Status(**body)
 
 
-def _reason(watch: Watch) -> str:
+def _reason(watch: Watch, state: str) -> str:
     """Say why a run ended, or why it does not go on."""
     ending = watch.story.ending
     if watch.trouble:
         return f"its journal cannot be read: {watch.trouble}"
     if ending is not None:
         return clean(ending.message, limit=2_000, lines=True)
-    if watch.state == "left":
+    if state == "left":
         return "no controller leads it any more: `surefoot run` with its job file goes on with it"
     return clean(watch.story.trouble)
 
@@ -293,6 +297,11 @@ def checkpoints(watch: Watch, *, offset: int, limit: int) -> schema.CheckpointPa
 
 def series(watch: Watch, count: int) -> schema.Series:
     """Return the courses that the charts show, each of at most about `count` points."""
+    found: schema.Series = watch.once("series", count, lambda: _series(watch, count))
+    return found
+
+
+def _series(watch: Watch, count: int) -> schema.Series:
     story = watch.story
     told = foretold(story)
     seen = [(at_ms, float(index)) for index, at_ms in enumerate(told.seen, 1)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -74,6 +75,7 @@ class Watch:
     """Why the journal cannot be read, empty if it can."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     _goodput_ms: int = 0
+    _worked_out: dict[str, tuple[object, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.story = Story(self.card.job())
@@ -149,6 +151,14 @@ class Watch:
             case _:
                 pass
 
+    def once(self, what: str, given: object, work_out: Callable[[], Any]) -> Any:
+        """Return what `work_out` gives; worked out anew after new events or for another `given`."""
+        key = (self.seq, given)
+        known = self._worked_out.get(what)
+        if known is None or known[0] != key:
+            known = self._worked_out[what] = (key, work_out())
+        return known[1]
+
     @property
     def leader(self) -> Leader | None:
         """The process that leads the run now, if its lease runs and it is not known to be dead."""
@@ -158,9 +168,13 @@ class Watch:
     @property
     def state(self) -> str:
         """Return not begun, under way, left (nobody leads it), or the outcome."""
+        return self.story.state.outcome or self.state_by(self.leader)
+
+    def state_by(self, leader: Leader | None) -> str:
+        """Return the state, given who leads the run."""
         if self.story.state.outcome:
             return self.story.state.outcome
-        if self.leader is not None:
+        if leader is not None:
             return "under way"
         return "left" if self.seq else "not begun"
 
