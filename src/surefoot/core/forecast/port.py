@@ -102,6 +102,15 @@ class Forecast:
     spell_age_h: float = 0.0
     """How long the present window or drought has lasted so far, as far as seen."""
 
+    def complete(self, window: Hazard, drought: Hazard, spell_age_h: float) -> None:
+        """Set what a model knows of spells, in place: for who has just made it and holds it alone.
+
+        A copy of a thousand forecasts takes a tenth of all the time that making them does.
+        """
+        object.__setattr__(self, "window", window)
+        object.__setattr__(self, "drought", drought)
+        object.__setattr__(self, "spell_age_h", spell_age_h)
+
     def hazard_at(self, age_ms: int) -> float:
         """Return the hazard (losses per VM-hour) at a VM age in ms."""
         return self.hazard.at(age_ms / 3_600_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -15,6 +16,8 @@ from surefoot.core.units import MS_PER_HOUR, hours
 
 EDGES_H: Floats = np.array([0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
 """Ages (hours) at which the rates step."""
+_EDGES: tuple[float, ...] = tuple(EDGES_H.tolist())
+_ENDS: tuple[float, ...] = (*_EDGES[1:], float("inf"))
 
 SHAPE: Floats = np.array([1.3, 1.0, 0.7, 0.45, 0.28, 0.18, 0.1])
 """Prior rate by age, relative: spells that have lasted go on lasting (theory notes, C.2)."""
@@ -44,7 +47,16 @@ class SpellCount:
 
     def copied(self) -> SpellCount:
         """Return a copy that can be grown without changing this one."""
-        return replace(self, ended=self.ended.copy(), spent_h=self.spent_h.copy())
+        return SpellCount(
+            self.ended.copy(),
+            self.spent_h.copy(),
+            self.kind,
+            self.since_ms,
+            self.last_ms,
+            self.read,
+            self.lives,
+            self.held,
+        )
 
     def take(self, record: PoolHistory, *, now_ms: int, half_life_h: float, gap_ms: int) -> None:
         """Take in what the record gained; a held VM says that the window is still open."""
@@ -70,7 +82,12 @@ class SpellCount:
         fade = 0.5 ** (step_h / half_life_h)
         self.ended *= fade
         self.spent_h *= fade
-        self.spent_h[self.kind] += _time_at_ages(begin, begin + step_h)
+        end = begin + step_h
+        age = bisect_right(_EDGES, begin) - 1
+        if end <= _ENDS[age]:
+            self.spent_h[self.kind, age] += end - begin
+        else:
+            self.spent_h[self.kind] += _time_at_ages(begin, end)
         if kind != self.kind:
             self.ended[self.kind, _age_index(begin + step_h)] += 1.0
             self.kind, self.since_ms = kind, at_ms
@@ -82,9 +99,8 @@ def _age_index(age_h: float) -> int:
 
 
 def _time_at_ages(from_h: float, to_h: float) -> Floats:
-    ends = np.append(EDGES_H[1:], np.inf)
-    span: Floats = np.minimum(ends, to_h) - np.maximum(EDGES_H, from_h)
-    return np.clip(span, 0.0, None)
+    span: Floats = np.minimum(_ENDS, to_h) - np.maximum(EDGES_H, from_h)
+    return np.maximum(span, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +163,12 @@ class SpellBeliefs:
                 counts[pool], grown = count, True
         if not grown:
             return replace(self, at_ms=now_ms)
-        blank = np.zeros((2, 2, len(EDGES_H)))
-        total = sum((np.stack((c.ended, c.spent_h)) for c in counts.values()), blank)
+        total = np.stack(
+            (
+                np.array([c.ended for c in counts.values()]).sum(axis=0),
+                np.array([c.spent_h for c in counts.values()]).sum(axis=0),
+            )
+        )
         return replace(self, counts=counts, total=total, at_ms=now_ms)
 
     def predict(self, pool: Pool, *, now_ms: int) -> Forecast:
@@ -173,12 +193,11 @@ class SpellBeliefs:
         ended = ended + weight * (self.total[0] - ended)
         spent_h = spent_h + weight * (self.total[1] - spent_h)
         rates = _rates(ended, spent_h, np.array(self.model.mean_h))
-        out = {}
-        for (pool, forecast), count, rate in zip(many.items(), own, rates, strict=True):
+        for forecast, count, rate in zip(many.values(), own, rates, strict=True):
             age = 0.0 if count.kind is None else hours(max(0, now_ms - count.since_ms))
             window, drought = Hazard(EDGES_H, rate[OPEN]), Hazard(EDGES_H, rate[CLOSED])
-            out[pool] = replace(forecast, window=window, drought=drought, spell_age_h=age)
-        return out
+            forecast.complete(window, drought, age)
+        return dict(many)
 
     def to_dict(self) -> Mapping[str, object]:
         """Return the state as JSON-able values."""

@@ -65,11 +65,12 @@ def expect_supply(
     same = last_ms is not None and in_drought == (evidence.last_granted == 0)
     age_h = max(0, now_ms - evidence.spell_ms) / MS_PER_HOUR if same and evidence.spell_ms else 0.0
     rest_h = _spell_length_h(evidence, prior, is_open=not in_drought)
-    fresh, now = curve.integral(0.0, 1.0), curve.integral(age_h, age_h + 1.0)
+    if age_h > 0.0:
+        rest_h = rest_h * curve.integral(0.0, 1.0) / curve.integral(age_h, age_h + 1.0)
     return Supply(
         odds,
         in_drought,
-        rest_h * fresh / now,
+        rest_h,
         _holdable(evidence, prior, odds),
         age_h,
     )
