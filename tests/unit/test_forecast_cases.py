@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -141,6 +142,13 @@ def test_case_6_survival_keeps_falling_past_the_last_observation(name: str) -> N
     day, week = (seen.survival(0, h * HOUR) for h in (24, 168))
     assert week < day < 1.0
     assert week < 0.97
+    assert not seen.extrapolates(0, 23 * HOUR)
+    assert seen.extrapolates(0, 168 * HOUR)
+    assert seen.seen_to_h == pytest.approx(24.0)
+    logs = [[math.log(-math.log(s)) for s in seen.survival_band(0, h * HOUR)] for h in (24, 168)]
+    assert logs[1][0] - logs[1][1] > 1.5 * (logs[0][0] - logs[0][1]), "surely less sure"
+    low, high = seen.survival_band(0, 168 * HOUR)
+    assert low < week < high
 
 
 def price_page(rows: list[tuple[int, str]]) -> dict[str, object]:
@@ -257,6 +265,40 @@ def test_case_10_the_backtest_gives_a_calibration_table_by_day() -> None:
     assert len(days) >= 6
     assert days[-1].foretold > 5 * days[0].foretold
     assert all(0 <= d.lost <= 1 for d in days)
+
+
+@pytest.mark.parametrize("kept", [1, 0])
+def test_case_9_a_price_file_without_zones_is_read_as_utc_with_a_warning(
+    tmp_path: Path, kept: int
+) -> None:
+    """CASES 9: stamps with a zone in one file and none in another: one told assumption, no more."""
+    page = price_page([(0, "0.42"), (6, "0.43")])
+    listed = page["SpotPriceHistory"]
+    assert isinstance(listed, list)
+    if not kept:
+        for one in listed:
+            one["Timestamp"] = one["Timestamp"].removesuffix("Z")
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(page))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        steps = read_aws_prices([path])[POOL]
+    assert [s.at_ms for s in steps] == [1_767_225_600_000, 1_767_225_600_000 + 6 * HOUR]
+    assert len(told) == 1 - kept
+    assert all("read as UTC" in str(one.message) for one in told)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_case_11_no_price_level_or_noise_lowers_the_risk_in_any_model(name: str) -> None:
+    """CASES 11: a pool at ten times its price, and a noisy cheap one: the risk is the same."""
+    risks = []
+    for prices in ([], [4_200_000] * 9, [420_000 + (-1) ** i * 90_000 for i in range(9)]):
+        history = History()
+        history.born(POOL, "a", at_ms=0)
+        for hour, micro in enumerate(prices):
+            history.priced(POOL, at_ms=hour * HOUR, micro_usd_h=micro)
+        risks.append(forecast(history, 9 * HOUR, name).survival(HOUR, HOUR))
+    assert risks[0] == risks[1] == risks[2] < 1.0
 
 
 def test_case_11_a_low_price_alone_never_lowers_the_risk() -> None:

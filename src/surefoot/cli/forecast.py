@@ -100,10 +100,17 @@ def _row(known: History, told: Forecast, span_ms: int) -> dict[str, Any]:
     record = known.pools.get(told.pool)
     price = usd(record.prices[-1].value or 0) if record and record.prices else None
     rate = told.events_per_h
+    low, high = told.survival_band(MS_PER_HOUR, span_ms)
+    why = list(told.notes)
+    if told.extrapolates(MS_PER_HOUR, span_ms):
+        why.append(f"extrapolated: no VM here was older than {told.seen_to_h:.1f} h")
     waste = min(0.95, math.sqrt(2 * SAVE_H * rate) + rate * RESTART_H)
     return {
         "pool": str(told.pool),
         "loss_odds": 1.0 - told.survival(MS_PER_HOUR, span_ms),
+        "loss_odds_low": 1.0 - high,
+        "loss_odds_high": 1.0 - low,
+        "extrapolated": told.extrapolates(MS_PER_HOUR, span_ms),
         "loss_odds_fresh": 1.0 - told.survival(0, span_ms),
         "hazard_per_h": told.events_per_h * told.event_share,
         "hazard_low": told.hazard_low,
@@ -118,7 +125,7 @@ def _row(known: History, told: Forecast, span_ms: int) -> dict[str, Any]:
         "useful_usd_h": price / (1.0 - waste) if price is not None else None,
         "useful_share": 1.0 - waste,
         "weights": dict(told.weights),
-        "why": list(told.notes),
+        "why": why,
     }
 
 
@@ -129,14 +136,21 @@ def _rank(row: dict[str, Any]) -> tuple[bool, float, str]:
 
 def _print(rows: list[dict[str, Any]], model: str, horizon: str) -> None:
     table = Table(title=f"forecast by {model}, cheapest useful hour first")
-    heads = ("pool", f"lost in {horizon}", "losses/VM-h (80 %)", "launch", "spell left", "can hold")
+    heads = (
+        "pool",
+        f"lost in {horizon} (80 %)",
+        "losses/VM-h (80 %)",
+        "launch",
+        "spell left",
+        "can hold",
+    )
     for head in (*heads, "$/useful h", "why"):
         table.add_column(head, overflow="fold")
     for row in rows:
         cost = row["useful_usd_h"]
         table.add_row(
             row["pool"],
-            f"{row['loss_odds']:.1%}",
+            f"{row['loss_odds']:.1%} ({row['loss_odds_low']:.0%}..{row['loss_odds_high']:.0%})",
             f"{row['hazard_per_h']:.3f} ({row['hazard_low']:.3f}..{row['hazard_high']:.3f})",
             f"{row['launch_odds']:.0%}" + (" drought" if row["in_drought"] else ""),
             f"{row['spell_rest_h']:.1f} h",

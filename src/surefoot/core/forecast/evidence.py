@@ -89,6 +89,8 @@ class Evidence:
     burst_lost: int = 0
     moment_held: int = 1
     last_loss_ms: int | None = None
+    oldest_ms: int = 0
+    """Greatest age at which a VM's life ended."""
     observed_losses: int = 0
     observed_h: float = 0.0
     tries: float = 0.0
@@ -210,6 +212,13 @@ class Evidence:
         """Return the ages of the held VMs, in hours."""
         return [max(0, now_ms - born) / MS_PER_HOUR for born in self.alive.values()]
 
+    def seen_to_h(self, now_ms: int) -> float:
+        """Return the greatest age that a VM of the pool is known to have reached, in hours."""
+        oldest_ms = self.oldest_ms
+        if self.alive:
+            oldest_ms = max(oldest_ms, now_ms - min(self.alive.values()))
+        return oldest_ms / MS_PER_HOUR
+
     def to_dict(self) -> dict[str, Any]:
         """Return the digest as JSON-able values."""
         body = {name: getattr(self, name) for name in SLOTS}
@@ -258,6 +267,7 @@ class Evidence:
         end_ms = life.end_ms if life.end_ms is not None else self.at_ms
         self._mend(life, self.at_ms, max(end_ms, life.born_ms + MIN_LIFE_MS), rules)
         del self.alive[life.key]
+        self.oldest_ms = max(self.oldest_ms, end_ms - life.born_ms)
         if life.end is LifeEnd.PREEMPTED:
             self._lost(end_ms, held)
 

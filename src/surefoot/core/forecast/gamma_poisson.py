@@ -79,6 +79,7 @@ class PoolBeliefs:
             window=spell_end(evidence, model.supply, model.rules.curve, is_open=True),
             drought=spell_end(evidence, model.supply, model.rules.curve, is_open=False),
             spell_age_h=supply.spell_age_h,
+            seen_to_h=evidence.seen_to_h(now_ms),
         )
 
     def to_dict(self) -> Mapping[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -101,6 +102,8 @@ class Forecast:
     """Rate at which a drought ends, by its age; None where not estimated."""
     spell_age_h: float = 0.0
     """How long the present window or drought has lasted so far, as far as seen."""
+    seen_to_h: float = 0.0
+    """Greatest age (hours) that a VM of this pool has reached; survival past it is extrapolated."""
 
     def complete(self, window: Hazard, drought: Hazard, spell_age_h: float) -> None:
         """Set what a model knows of spells, in place: for who has just made it and holds it alone.
@@ -118,6 +121,22 @@ class Forecast:
     def survival(self, age_ms: int, horizon_ms: int) -> float:
         """Return the odds that a VM of `age_ms` is still held after `horizon_ms`."""
         return self.hazard.survival(age_ms / 3_600_000, horizon_ms / 3_600_000)
+
+    def extrapolates(self, age_ms: int, horizon_ms: int) -> bool:
+        """Return whether the horizon ends at an age that no VM of the pool has reached yet."""
+        return (age_ms + horizon_ms) / 3_600_000 > self.seen_to_h
+
+    def survival_band(self, age_ms: int, horizon_ms: int) -> tuple[float, float]:
+        """Return an 80 % interval of `survival`, wider the further it is extrapolated.
+
+        The cumulative hazard is log-normal with the spread of `hazard_low..hazard_high`; each
+        doubling of the greatest age seen (an hour at least) adds as much spread again.
+        """
+        total = -math.log(max(self.survival(age_ms, horizon_ms), 1e-300))
+        reach = (age_ms + horizon_ms) / 3_600_000 / max(self.seen_to_h, 1.0)
+        spread = math.log(self.hazard_high / self.hazard_low) / 2.0
+        factor = math.exp(min(spread * (1.0 + max(0.0, math.log2(max(reach, 1e-9)))), 50.0))
+        return math.exp(-total * factor), math.exp(-total / factor)
 
     def launch_odds_within(self, horizon_ms: int) -> float:
         """Return the odds that some moment within the horizon would grant a launch.

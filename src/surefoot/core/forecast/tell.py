@@ -78,6 +78,7 @@ def tell(
             notes=_notes(one, seen.rates[i], stormy[0][i] if stormy else 0.0, hints[i]),
             weights={name: float(weight[i]) for name, weight in weights.items()},
             spell_age_h=supply.spell_age_h,
+            seen_to_h=one.seen_to_h(now_ms),
         )
     return told
 
