@@ -70,7 +70,7 @@ def run(folder: Path, job: str) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=225,
         check=False,
     )
 
@@ -88,7 +88,7 @@ def test_plain_torchrun_script_outlives_a_notice_and_a_silent_loss(folder: Path)
     assert "crash" not in done.stderr + done.stdout, "a preemption is not a failure"
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(240)
 def test_bug_in_the_script_ends_the_run_after_its_own_budget(folder: Path) -> None:
     """CASE 114, in a script: a crash takes all VMs down, and counts once."""
     (folder / "train.py").write_text("import sys; sys.exit('no such column')\n")
