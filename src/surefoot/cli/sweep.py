@@ -50,7 +50,7 @@ def sweep(
         str | None, typer.Option(help="Stop each run after this long, such as 48h.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes; 0 is one a core.")] = 0,
-    engine: Annotated[str, typer.Option(help="How runs are spread: processes, or ray.")] = "processes",
+    engine: Annotated[str, typer.Option(help="Spread over: processes, ray.")] = "processes",
     optimum: Annotated[
         bool, typer.Option(help="Also work out the offline optimum of every start.")
     ] = True,
