@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import queue
+import shutil
 import signal
 import sys
 import tempfile
@@ -58,7 +59,7 @@ class Solo:
         self._done = threading.Event()
         self._cost_s = _FIRST_COST_S
         self._deadline_s = math.inf
-        self._noticed = False
+        self._noticed = self._ended = False
         self._shown = 0
 
     @property
@@ -85,6 +86,7 @@ class Solo:
             self._done.set()
             child.kill()
             self._show()
+            shutil.rmtree(self._folder, ignore_errors=True)
             for number, action in before.items():
                 signal.signal(number, action)
 
@@ -126,8 +128,6 @@ class Solo:
         if not self._ended and (not self._script.asked or len(self._signals) > 1):
             self._ended = True
             child.end()
-
-    _ended = False
 
     def _begin_leaving(self, child: Child, left_ms: int, why: str) -> None:
         self._noticed = True
