@@ -134,7 +134,7 @@ def test_names_line_key_and_what_is_allowed(folder: Path, extra: str, wanted: st
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "0s", "''", "1e99", "5", "never", "-5m", "99999d"])
-def test_refuses_an_interval_that_means_nothing(folder: Path, value: str) -> None:
+def test_refuses_an_interval_that_means_nothing(folder: Path, value: str) -> None:  # case 13
     message = refusal(folder, f"{BASE}checkpoint: {{interval: {value}}}\n")
     assert ":6: checkpoint.interval: " in message
     assert "must be" in message or "has no unit" in message

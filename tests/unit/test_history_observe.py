@@ -64,7 +64,7 @@ def test_only_a_capacity_failure_counts_as_a_refused_launch() -> None:
     assert record.launches == [LaunchTry(5, 1, 0)]
 
 
-def test_only_preemptions_are_losses_and_all_other_endings_are_censored() -> None:
+def test_only_preemptions_are_losses_and_all_other_endings_are_censored() -> None:  # case 14
     for ending in Ending:
         record = grown(
             requested("a"), InstanceLaunched(5, "a", "i-1"), InstanceGone(9, "a", ending)

@@ -116,7 +116,7 @@ def test_each_level_has_its_own_interval_and_cheap_ones_come_no_rarer() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-12])
-def test_rate_of_zero_gives_the_longest_interval_and_valid_json(rate: float) -> None:
+def test_rate_of_zero_gives_the_longest_interval_and_valid_json(rate: float) -> None:  # case 12
     calm = state(POOL, capacity=Capacity.ON_DEMAND)
     assert theory.fluid(20, 0.0) == math.inf
     rule = replace(RULE, max_ms=600_000)
@@ -131,7 +131,7 @@ def test_without_any_vm_the_interval_is_the_longest() -> None:
 
 
 @pytest.mark.parametrize("rate", [math.nan, -1.0, math.inf])
-def test_bad_rate_is_refused_by_name(rate: float) -> None:
+def test_bad_rate_is_refused_by_name(rate: float) -> None:  # case 12
     with pytest.raises(ValueError, match="hazard of local/here/a/small must be a finite number"):
         choose_interval(RULE, state(POOL), {POOL: forecast(rate=rate)})
     with pytest.raises(ValueError, match="rate must be a finite number"):
@@ -139,7 +139,7 @@ def test_bad_rate_is_refused_by_name(rate: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -5])
-def test_interval_bounds_of_zero_or_less_are_refused_by_name(bad: int) -> None:
+def test_interval_bounds_of_zero_or_less_are_refused_by_name(bad: int) -> None:  # case 13
     for name in ("min_ms", "max_ms", "fixed_ms"):
         with pytest.raises(ValueError, match=name):
             choose_interval(replace(RULE, **{name: bad}), state(POOL), {POOL: forecast()})
@@ -167,7 +167,7 @@ def test_on_demand_vms_fail_only_with_their_hardware() -> None:
     assert threat.failures_per_h == theory.HARDWARE_PER_VM_H
 
 
-def test_interval_stretches_to_the_measured_time_of_a_save() -> None:
+def test_interval_stretches_to_the_measured_time_of_a_save() -> None:  # case 19
     slow = CheckpointCost(stall_ms=10, persist_ms=120_000)
     quick = CheckpointCost(stall_ms=10, persist_ms=12_000)
     assert choose_interval(RULE, state(POOL, cost=slow), {POOL: forecast()}).interval_ms >= 120_000

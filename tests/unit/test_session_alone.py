@@ -188,7 +188,9 @@ def test_saves_by_interval_while_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interval_s", [0, -1, math.nan])
-def test_interval_that_is_not_above_zero_is_refused(tmp_path: Path, interval_s: float) -> None:
+def test_interval_that_is_not_above_zero_is_refused(  # case 13
+    tmp_path: Path, interval_s: float
+) -> None:
     with pytest.raises(ConfigError, match="above 0"):
         Session(**parts(), checkpoint=tmp_path, save_interval_s=interval_s)
 

@@ -436,9 +436,8 @@ class Session:
         if checkpointer is None:
             return True
         self._saver.wait()
-        durable = checkpointer.last_durable
-        if durable is not None and durable.step == self._state.step:
-            return True
+        if self._saver.newest() == self._state.step:
+            return True  # by interval, by the worker that was in charge before, or loaded from it
         if (bad := first_bad(self._model)) is not None:
             _log.error("step %d is not saved: %s holds NaN or infinity", self._state.step, bad)
             return False
