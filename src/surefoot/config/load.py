@@ -138,6 +138,7 @@ class _Build:
                 budget_micro_usd=model.budget.total,
                 max_price_micro_usd_h=model.budget.max_price,
                 max_vms=model.resources.max_vms,
+                egress_micro_usd_gb=model.budget.egress_per_gb or 0,
             ),
             interval=self._interval(),
             work=Work(total_steps=model.steps, step_ms=model.step_time or Work().step_ms),

@@ -87,10 +87,11 @@ class ResourcesFile(Section):
 
 
 class BudgetFile(Section):
-    """Limits on money: US dollars for the run, US dollars per VM-hour."""
+    """Limits on money: US dollars for the run, US dollars per VM-hour; and what sending costs."""
 
     total: MicroUsd | None = None
     max_price: MicroUsd | None = None
+    egress_per_gb: MicroUsd | None = None
 
 
 class ThroughputFile(Section):

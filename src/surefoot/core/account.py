@@ -21,7 +21,7 @@ class Account:
 
     def __init__(self, job: Job | None = None) -> None:
         self.job = job
-        self._ledger = Ledger()
+        self._ledger = Ledger(job.limits.egress_micro_usd_gb if job else 0)
         self._time = TimeSplit()
         self._tally = Tally(job.num_nodes if job else 0, job.on_demand_base if job else 0)
         self._begun_ms: int | None = None

@@ -448,6 +448,7 @@ def _learned(cost: CheckpointCost, event: CheckpointCommitted) -> CheckpointCost
         stall_ms=_blended(cost.stall_ms, event.stall_ms, cost.saves),
         persist_ms=_blended(cost.persist_ms, event.persist_ms, cost.saves),
         saves=cost.saves + 1,
+        size_bytes=event.size_bytes or cost.size_bytes,
     )
 
 

@@ -169,6 +169,8 @@ class CheckpointCost:
     slowdown: float = 0.0
     saves: int = 0
     """Measured saves behind the figures; 0: they are a guess made beforehand."""
+    size_bytes: int = 0
+    """Size of the newest checkpoint; 0: not known."""
 
     @property
     def effective_ms(self) -> float:

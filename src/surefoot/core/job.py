@@ -43,6 +43,8 @@ class Limits:
     deadline_ms: int | None = None
     """Instant (not duration) by which the work should be done."""
     max_vms: int | None = None
+    egress_micro_usd_gb: int = 0
+    """Price of sending 10^9 bytes to another region, as a state goes to a VM there."""
 
 
 @dataclass(frozen=True, slots=True)

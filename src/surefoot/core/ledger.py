@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from surefoot.core.event import (
+    CheckpointCommitted,
     Event,
+    GroupFormed,
     InstanceGone,
     InstanceLaunched,
     InstanceRequested,
@@ -27,11 +29,13 @@ class Bill:
     spot: int = 0
     on_demand: int = 0
     unknown_ms: int = 0
+    egress: int = 0
+    """State sent to VMs in other regions, by the job's price of it: an estimate."""
 
     @property
     def total(self) -> int:
         """Everything known, micro-dollars."""
-        return self.spot + self.on_demand
+        return self.spot + self.on_demand + self.egress
 
 
 class PriceLine:
@@ -108,10 +112,36 @@ class _Account:
     begun_unknown: int = 0
 
 
+class Egress:
+    """Counts the states that were sent to VMs in a region where the group had no member before."""
+
+    def __init__(self, micro_usd_gb: int) -> None:
+        self.size_bytes = 0
+        """Size of the newest checkpoint."""
+        self._micro_usd_gb = micro_usd_gb
+        self._sent_bytes = 0
+        self._regions: set[tuple[str, str]] = set()
+
+    @property
+    def micro_usd(self) -> int:
+        """What it has cost."""
+        return round(self._micro_usd_gb * self._sent_bytes / 1e9)
+
+    def formed(self, members: Iterable[str], keys: Mapping[str, Key]) -> None:
+        """A group formed: whoever is in a region new to it was sent the state from elsewhere."""
+        pools = [keys[token][0] for token in members if token in keys]
+        regions = [(pool.provider, pool.region) for pool in pools]
+        if self._regions:
+            self._sent_bytes += self.size_bytes * sum(r not in self._regions for r in regions)
+        if regions:
+            self._regions = set(regions)
+
+
 class Ledger:
     """An incremental bill. Feed it every event in order; ask for the bill at any instant."""
 
-    def __init__(self) -> None:
+    def __init__(self, egress_micro_usd_gb: int = 0) -> None:
+        self._egress = Egress(egress_micro_usd_gb)
         self._lines: dict[Key, PriceLine] = {}
         self._accounts: dict[Key, _Account] = {}
         self._used: dict[Key, _Account] = {}
@@ -134,6 +164,10 @@ class Ledger:
                 self._keys.pop(event.token, None)
             case InstanceGone():
                 self._gone(event)
+            case CheckpointCommitted():
+                self._egress.size_bytes = event.size_bytes or self._egress.size_bytes
+            case GroupFormed():
+                self._egress.formed(event.members, self._keys)
             case _:
                 pass
 
@@ -143,7 +177,8 @@ class Ledger:
         A running VM owes its minimum from the start. Rounded once per capacity.
         """
         at_ms = self._now_ms if now_ms is None else now_ms
-        return _sum((key, self._owed(key, at_ms)) for key in self._used)
+        held = _sum((key, self._owed(key, at_ms)) for key in self._used)
+        return replace(held, egress=self._egress.micro_usd)
 
     def by_pool(self, now_ms: int | None = None) -> Mapping[Pool, Bill]:
         """Return the bill split by pool."""

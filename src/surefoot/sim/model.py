@@ -64,7 +64,13 @@ class CostModel:
     @property
     def save_cost(self) -> CheckpointCost:
         """The costs of a save as a run would measure them."""
-        return CheckpointCost(self.stall_ms, self.persist_ms, self.restore_ms, self.slowdown)
+        return CheckpointCost(
+            self.stall_ms,
+            self.persist_ms,
+            self.restore_ms,
+            self.slowdown,
+            size_bytes=self.size_bytes,
+        )
 
     def pause_ms(self, members: int) -> int:
         """Return how long it takes to form a group of that many."""

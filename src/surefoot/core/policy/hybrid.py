@@ -18,7 +18,13 @@ from surefoot.core.policy.fill import fill, obtainable, worth_of
 from surefoot.core.policy.finish import finish, is_gang_with_deadline
 from surefoot.core.policy.greedy import surplus
 from surefoot.core.policy.guard import leave, overruled
-from surefoot.core.policy.regions import Place, choose_place, present_home, shortage_h
+from surefoot.core.policy.regions import (
+    Place,
+    choose_place,
+    egress_micro_usd,
+    present_home,
+    shortage_h,
+)
 from surefoot.core.policy.terms import (
     allowed,
     dollars,
@@ -69,7 +75,7 @@ class Hybrid:
             seen,
             forecast,
             cooling=memory["cool_until"] > seen.now_ms,
-            move_micro_usd=self.move_micro_usd,
+            move_micro_usd=self.move_micro_usd + egress_micro_usd(job, seen),
             surplus_h=saved.surplus_h,
         )
         spot = self._spot_launches(scene)

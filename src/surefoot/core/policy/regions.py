@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -115,6 +116,16 @@ def choose_place(
                 f"{span_h:.2f} h, the move costs {dollars(cost)}"
             )
     return Place(best, moving=best != here, note=text)
+
+
+def egress_micro_usd(job: Job, seen: Observation) -> int:
+    """Return what sending the state to every VM of a fleet in another region costs.
+
+    By the size of the newest checkpoint; 0 while none is known.
+    """
+    copies = math.ceil(max(job.throughput.floor, 1.0))
+    size = seen.state.save_cost.size_bytes
+    return round(job.limits.egress_micro_usd_gb * copies * size / 1e9)
 
 
 def _first(scene: _Scene, spot: Sequence[Offering], safe: Sequence[Offering]) -> Region | None:
