@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import update
@@ -16,11 +18,22 @@ from surefoot.controller.store import Store
 from surefoot.controller.store.schema import events, versions
 from surefoot.core.event import MetricSeen, RunStarted
 from surefoot.errors import ConfigError, FencedError
+from surefoot.testing.postgres import new_database
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Both databases that hold a journal, each empty."""
+    if request.param == "sqlite":
+        return str(tmp_path / "journal.db")
+    return new_database(request.getfixturevalue("postgres"), f"j{uuid4().hex}")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "journal.db")
+def store(where: str) -> Iterator[Store]:
+    store = Store(where)
+    yield store
+    store.close()
 
 
 def test_events_come_back_in_order_with_rising_numbers(store: Store) -> None:
@@ -115,12 +128,11 @@ def test_a_row_that_cannot_be_read_is_set_aside_and_the_rest_is_used(store: Stor
     assert "FromTheFuture" in store.unreadable[0].why
 
 
-def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path / "j.db")
+def test_a_newer_schema_is_refused(store: Store, where: str) -> None:
     with store.engine.begin() as link:
         link.execute(update(versions).values(version=99))
     with pytest.raises(ConfigError, match="newer Surefoot"):
-        Store(tmp_path / "j.db")
+        Store(where)
 
 
 KILLED = """
@@ -136,10 +148,9 @@ while True:
 """
 
 
-def test_what_was_appended_survives_a_kill_at_any_moment(tmp_path: Path) -> None:
-    path = tmp_path / "j.db"
+def test_what_was_appended_survives_a_kill_at_any_moment(where: str) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, where], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     told = 0
@@ -150,7 +161,7 @@ def test_what_was_appended_survives_a_kill_at_any_moment(tmp_path: Path) -> None
             break
     told = max([told, *(int(line) for line in child.stdout if line.strip())])
     child.wait()
-    numbers = [seq for seq, _ in Store(path).events("a")]
+    numbers = [seq for seq, _ in Store(where).events("a")]
     assert numbers == list(range(1, len(numbers) + 1))
     assert len(numbers) >= told
 

@@ -41,7 +41,7 @@ def leader_of(journal: Path, run: str) -> Leader | None:
 def leader_in(store: Store, run: str) -> Leader | None:
     """Return who leads a run of an open store, as `leader_of` does."""
     with store.engine.connect().execution_options(reading=True) as link:
-        row = link.execute(lease_of(run)).one_or_none()
+        row = link.execute(lease_of(run, lock=False)).one_or_none()
     if row is None or row.expires_ms <= RealClock().now_ms():
         return None
     host, _, pid = str(row.owner).rpartition(":")

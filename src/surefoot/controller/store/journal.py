@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
+from surefoot.controller.store import engine as database
 from surefoot.controller.store import queries
 from surefoot.controller.store.codec import decode_event, encode_event
 from surefoot.controller.store.schema import VERSION, metadata, versions
@@ -18,6 +20,12 @@ from surefoot.errors import ConfigError, FencedError
 
 LEASE_MS = 10_000
 """A controller that has not renewed its lease for this long may be replaced."""
+
+AGAIN_S = (0.1, 0.4, 1.5)
+"""Pauses before a write is tried again after a database server went away; in all much less than
+a lease. A server that stays away longer ends the controller, and its journal is whole."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +48,26 @@ class Unreadable:
 
 
 class Store:
-    """All runs' records in one database: a path to an SQLite file, or an SQLAlchemy URL.
+    """All runs' records in one database: a path to an SQLite file, or a URL of PostgreSQL.
 
     Reading is free for all; writing a run's journal needs `acquire`. Raises ConfigError for a
-    database made by a newer version.
+    database made by a newer version, and for a server that cannot be reached.
     """
 
     def __init__(self, where: str | Path) -> None:
-        text = str(where)
-        url = text if "://" in text else f"sqlite:///{Path(text).absolute()}"
-        self._engine = _open(url)
-        with self._engine.begin() as link:
-            metadata.create_all(link)
-            _check_version(link, text)
+        url = database.place_of(where)
+        self.place = database.shown(url)
+        """Where the record is, without a password."""
+        self._engine = database.open_engine(url)
+        try:
+            with self._engine.begin() as link:
+                database.guard_schema(link)
+                metadata.create_all(link)
+                _check_version(link, self.place)
+        except OperationalError as error:
+            if url.drivername == "sqlite":
+                raise
+            raise database.refused(url, error) from None
         self.unreadable: list[Unreadable] = []
         """Events set aside by `events` because this version cannot read them."""
 
@@ -159,10 +174,15 @@ class Journal:
         if not rows:
             return self.seq
         at_ms = rows[-1]["at_ms"] if now_ms is None else now_ms
-        try:
-            with self._link.begin():
-                self._hold(at_ms)
+
+        def write(again: bool) -> None:
+            self._hold(at_ms)
+            # Whether the former try was committed is unknown, but nobody else can have written.
+            if not (again and self._newest() == rows[-1]["seq"]):
                 self._link.execute(queries.ADD_EVENTS, rows)
+
+        try:
+            self._write(write)
         except IntegrityError as error:
             raise FencedError(
                 f"run {self.run}: somebody else wrote event {self.seq + 1}"
@@ -172,8 +192,7 @@ class Journal:
 
     def renew(self, now_ms: int) -> None:
         """Keep the lease without an event. Raises FencedError when it is another's."""
-        with self._link.begin():
-            self._hold(now_ms)
+        self._write(lambda again: self._hold(now_ms))
 
     def next_generation(self, *, above: int = 0) -> int:
         """Return a number for a training group, higher than any given before for this run.
@@ -182,10 +201,12 @@ class Journal:
         that a run with a new journal may go on where an older one saved.
         """
         raising = queries.raise_generation(self.run, fence=self.fence, above=above)
-        with self._link.begin():
-            raised = self._link.execute(raising)
-            self._check(raised.rowcount)
-            self.generation = int(self._link.execute(queries.lease_of(self.run)).one().generation)
+
+        def write(again: bool) -> int:  # tried again, it may skip a number
+            self._check(self._link.execute(raising).rowcount)
+            return int(self._link.execute(queries.lease_of(self.run)).one().generation)
+
+        self.generation = self._write(write)
         return self.generation
 
     def events(self, *, after: int = 0) -> list[tuple[int, Event]]:
@@ -203,6 +224,21 @@ class Journal:
             given = queries.held(self.run, fence=self.fence, expires_ms=0)
             self._link.execute(queries.HOLD_LEASE, given)
         self._link.close()
+
+    def _write(self, do: Callable[[bool], T]) -> T:
+        """Do something in one transaction; again, with True, when the server went away."""
+        for count, pause_s in enumerate((*AGAIN_S, None)):
+            try:
+                with self._link.begin():
+                    return do(count > 0)
+            except DBAPIError as error:
+                if pause_s is None or not database.is_lost(error):
+                    raise
+                time.sleep(pause_s)
+        raise AssertionError("not reached")
+
+    def _newest(self) -> int:
+        return int(self._link.execute(queries.last_seq(self.run)).scalar_one())
 
     def _hold(self, now_ms: int) -> None:
         # A fact may be older than the newest renewal, which it must not shorten.
@@ -226,27 +262,6 @@ def _refuse_while_held(
     )
 
 
-def _open(url: str) -> Engine:
-    engine = create_engine(url)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _prepare_sqlite(link: Any, _record: Any) -> None:
-    """Write-ahead log, every commit on the disk, and transactions left to `_begin_sqlite`."""
-    link.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000"):
-        link.execute(f"PRAGMA {pragma}").close()
-
-
-def _begin_sqlite(link: Connection) -> None:
-    """Writers lock at once, so that a fence that was checked cannot move before the commit."""
-    reading = link.get_execution_options().get("reading", False)
-    link.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-
 def _check_version(link: Connection, where: str) -> None:
     found = link.execute(select(versions.c.version)).scalar()
     if found is None:
@@ -254,5 +269,5 @@ def _check_version(link: Connection, where: str) -> None:
     elif found > VERSION:
         raise ConfigError(
             f"{where} was written by a newer Surefoot (schema {found}, this one knows {VERSION})",
-            hint="update Surefoot, or name another file",
+            hint="update Surefoot, or name another place",
         )

@@ -32,10 +32,11 @@ ADD_EVENTS: Insert = insert(events)
 """Insert events: execute it with rows of run, seq, at_ms, kind and body."""
 
 
-def lease_of(run: str) -> Select[Any]:
+def lease_of(run: str, *, lock: bool = True) -> Select[Any]:
     """Return (fence, owner, expires_ms, generation) of a run, locked where the database can."""
     columns = (leases.c.fence, leases.c.owner, leases.c.expires_ms, leases.c.generation)
-    return select(*columns).where(leases.c.run == run).with_for_update()
+    found = select(*columns).where(leases.c.run == run)
+    return found.with_for_update() if lock else found
 
 
 def first_lease(run: str, owner: str, *, expires_ms: int) -> Insert:
