@@ -25,7 +25,7 @@ from surefoot.core.event import (
 )
 from surefoot.testing.chaos_agents import LEASE_MS
 from surefoot.testing.chaos_faults import STORM_MS, Fault, draw
-from surefoot.testing.chaos_world import NODES, RUN, START, ChaosWorld
+from surefoot.testing.chaos_world import MEMORY, NODES, RUN, START, ChaosWorld
 
 SETTLE_MS = 4 * 60_000
 """Bound for the floor to be restored once the storm is over."""
@@ -56,17 +56,21 @@ class Verdict:
         return "\n".join(lines)
 
 
-def storm(seed: int, faults: Sequence[Fault] | None = None) -> Verdict:
-    """Run the storm of a seed (or other faults in its place) to its end and check it."""
+def storm(seed: int, faults: Sequence[Fault] | None = None, *, journal: str = MEMORY) -> Verdict:
+    """Run the storm of a seed (or other faults in its place) to its end and check it.
+
+    `journal`: the path or URL of an empty database.
+    """
     chosen = draw(seed) if faults is None else tuple(faults)
-    world = ChaosWorld(chosen, budget_micro_usd=TIGHT_USD if seed % 3 == 0 else None)
+    budget = TIGHT_USD if seed % 3 == 0 else None
+    world = ChaosWorld(chosen, budget_micro_usd=budget, journal=journal)
     try:
         _live(world)
     except Exception:
         last = traceback.format_exc().strip().splitlines()
         world.wrong.append(" | ".join(last[-7:]))
     events = tuple(world.events())
-    world.store.close()
+    world.close()
     return Verdict(seed, chosen, tuple(world.wrong), events, world.operations)
 
 

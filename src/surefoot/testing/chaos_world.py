@@ -24,6 +24,9 @@ from surefoot.testing.clock import FakeClock
 RUN = "storm"
 START = 1_800_000_000_000
 NODES = 2
+MEMORY = "sqlite://"
+"""Where the journal is, if nothing else is said: a database within this process."""
+
 TAKEOVER_MS = 11_000
 """How long a stalled controller stands still: longer than its lease."""
 
@@ -83,14 +86,22 @@ class Tapped:
 class ChaosWorld:
     """One storm. `wrong` collects what must never be."""
 
-    def __init__(self, faults: Sequence[Fault], *, budget_micro_usd: int | None = None) -> None:
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        *,
+        budget_micro_usd: int | None = None,
+        journal: str = MEMORY,
+    ) -> None:
         self.clock = FakeClock(START)
         self.wrong: list[str] = []
         self.cloud = ChaosCloud(self.clock, faults)
         self.cloud.before_launch = self._check_intent
         pace = Pace(step_ms=2_000, num_nodes=NODES, detect_ms=200)
         self.agents = ChaosAgents(self.cloud, self.clock, pace=pace)
-        self.store = Store("sqlite://")
+        self.journal = journal
+        self.store = Store(journal)
+        self._stores = [self.store]
         self.job = Job(
             "storm",
             NODES,
@@ -221,7 +232,7 @@ class ChaosWorld:
                 self.job,
                 Tapped(self, number),
                 agents=line,
-                store=self.store,
+                store=self._store(),
                 clock=Skewed(self.clock, self.offset_ms),
                 policy=get_policy("greedy"),
                 forecaster=get_forecaster("gamma_poisson"),
@@ -240,6 +251,18 @@ class ChaosWorld:
         if self.stopping:
             controller.request_stop()
         return True
+
+    def _store(self) -> Store:
+        """Return a store for one more controller: connections of its own, if there can be any."""
+        if self.journal == MEMORY:
+            return self.store
+        self._stores.append(Store(self.journal))
+        return self._stores[-1]
+
+    def close(self) -> None:
+        """Let go of all stores."""
+        for store in self._stores:
+            store.close()
 
     def _tap(self, journal: Journal, number: int) -> None:
         """Make each write of a journal an operation."""
