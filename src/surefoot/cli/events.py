@@ -44,7 +44,7 @@ def events(
     folder = out or outdir.newest()
     card = outdir.read(folder).card
     wanted = set(kind or ())
-    found = _stream(folder / outdir.JOURNAL, card.run, follow=follow)
+    found = _stream(outdir.journal_of(folder), card.run, follow=follow)
     if as_json:
         for seq, event in found:
             if not wanted or type(event).__name__ in wanted:
@@ -53,7 +53,7 @@ def events(
     _tell(found, wanted, every=every)
 
 
-def _stream(journal: Path, run: str, *, follow: bool) -> Iterator[Numbered]:
+def _stream(journal: Path | str, run: str, *, follow: bool) -> Iterator[Numbered]:
     """Yield a run's events; with `follow` those still to come, until the run ends."""
     store, after, over = Store(journal), 0, False
     try:

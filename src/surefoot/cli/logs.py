@@ -60,7 +60,7 @@ def logs(
     for log in files:
         show(log, list(deque(log.new_lines(last=not follow), maxlen=tail)))
     seen = {log.path: log for log in files}
-    while follow and stop.leader_of(folder / outdir.JOURNAL, found.card.run) is not None:
+    while follow and stop.leader_of(outdir.journal_of(folder), found.card.run) is not None:
         Pause().wait(LOOK_S)
         for log in _logs(folder, name, _known(outdir.read(folder)), wanted):
             seen.setdefault(log.path, log)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.config import JobFile
-from surefoot.controller.store import Store
+from surefoot.controller.store import Store, may_be_there
 from surefoot.core.event import Event, RunEnded, RunStarted
 from surefoot.errors import ConfigError
 from surefoot.report.card import CARD as CARD
 from surefoot.report.card import JOURNAL as JOURNAL
 from surefoot.report.card import Card as Card
+from surefoot.report.card import journal_of as journal_of
 from surefoot.report.card import read_card as read_card
 from surefoot.report.strict import strict_json
 
@@ -49,8 +50,8 @@ def read(folder: Path) -> Found:
     card = read_card(folder)
     if card is None:
         raise ConfigError(f"{folder}: there is no run in this folder", hint="see `out:` in the job")
-    journal = folder / JOURNAL
-    return Found(folder, card, _events(journal, card.run) if journal.exists() else [])
+    journal = journal_of(folder)
+    return Found(folder, card, _events(journal, card.run) if may_be_there(journal) else [])
 
 
 def newest() -> Path:
@@ -65,7 +66,7 @@ def newest() -> Path:
     return max(known, key=lambda p: (known[p].started_ms, str(p)))
 
 
-def _events(journal: Path, run: str) -> list[Event]:
+def _events(journal: Path | str, run: str) -> list[Event]:
     store = Store(journal)
     try:
         return [event for _, event in store.events(run)]

@@ -86,7 +86,7 @@ def run(
         stack.callback(ground.close, card.run)
         hub, boot, passes = _hub(job_file, ground, clock, hidden)
         stack.callback(hub.close)
-        store = Store(job_file.out / outdir.JOURNAL)
+        store = Store(outdir.journal_of(job_file.out))
         stack.callback(store.close)
         controller = Controller(
             terms,

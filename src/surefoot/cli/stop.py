@@ -32,7 +32,7 @@ def stop(
         return
     folder = out or outdir.newest()
     found = outdir.read(folder)
-    leader = leader_of(folder / outdir.JOURNAL, found.card.run)
+    leader = leader_of(outdir.journal_of(folder), found.card.run)
     if leader is None or not leader.is_alive:
         _say(found, "nothing leads it", as_json=as_json)
         return
@@ -52,7 +52,7 @@ def stop(
 def _wait(folder: Path, run: str, leader: Leader, wait_s: int) -> None:
     """Wait until the run has no leader any more. Raises SurefootError when it takes too long."""
     for _ in range(int(wait_s / LOOK_S)):
-        now = leader_of(folder / outdir.JOURNAL, run)
+        now = leader_of(outdir.journal_of(folder), run)
         if now is None or not now.is_alive or now.pid != leader.pid:
             return
         Pause().wait(LOOK_S)

@@ -95,7 +95,7 @@ def refuse_while_led(job_file: JobFile) -> None:
     if not (folder / outdir.CARD).exists():
         return
     card = outdir.read_card(folder)
-    leader = stop.leader_of(folder / outdir.JOURNAL, card.run) if card is not None else None
+    leader = stop.leader_of(outdir.journal_of(folder), card.run) if card is not None else None
     if card is None or leader is None or not leader.is_alive:
         return
     changed = differences(card.settings, settings_of(job_file)) if card.settings else []

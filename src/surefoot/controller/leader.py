@@ -9,7 +9,7 @@ from pathlib import Path
 
 from surefoot.controller.clock import RealClock
 from surefoot.controller.recover import is_dead, this_process
-from surefoot.controller.store import Store
+from surefoot.controller.store import Store, may_be_there
 from surefoot.controller.store.queries import lease_of
 
 
@@ -27,9 +27,9 @@ def here() -> str:
     return this_process().rpartition(":")[0]
 
 
-def leader_of(journal: Path, run: str) -> Leader | None:
+def leader_of(journal: Path | str, run: str) -> Leader | None:
     """Return who leads the run now; None when its lease is given back, run out, or never was."""
-    if not journal.exists():
+    if not may_be_there(journal):
         return None
     store = Store(journal)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,17 @@ from surefoot.core.job import Job, Throughput, Work
 from surefoot.core.market import Pool
 
 JOURNAL, CARD = "journal.db", "run.json"
+PLACE = "SUREFOOT_JOURNAL"
+"""The environment variable that names another place for new runs' journals: a PostgreSQL URL."""
+
+
+def journal_of(folder: Path) -> Path | str:
+    """Return where the journal of the run in a folder is, or is to be.
+
+    A file in the folder is it; without one the place that `SUREFOOT_JOURNAL` names.
+    """
+    file = folder / JOURNAL
+    return file if file.exists() else os.environ.get(PLACE) or file
 
 
 @dataclass(frozen=True, slots=True)

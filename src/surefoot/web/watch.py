@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from surefoot.controller.clock import RealClock
 from surefoot.controller.leader import Leader, leader_in
-from surefoot.controller.store import Store
+from surefoot.controller.store import Store, may_be_there
 from surefoot.controller.store.queries import events_after
 from surefoot.core.event import (
     CheckpointCommitted,
@@ -29,7 +29,7 @@ from surefoot.core.fleet import Instance, InstanceState
 from surefoot.core.market import Capacity, Pool
 from surefoot.errors import ConfigError, SurefootError
 from surefoot.report import Story
-from surefoot.report.card import CARD, JOURNAL, Card, read_card
+from surefoot.report.card import CARD, Card, journal_of, read_card
 from surefoot.report.clean import clean
 from surefoot.report.story import Course
 
@@ -93,9 +93,10 @@ class Watch:
 
     def _read(self) -> None:
         if self.store is None:
-            if not (self.folder / JOURNAL).exists():
+            journal = journal_of(self.folder)
+            if not may_be_there(journal):
                 return
-            self.store = Store(self.folder / JOURNAL)
+            self.store = Store(journal)
         for seq, event in self.store.events(self.card.run, after=self.seq):
             self._take(seq, event)
         passed_over = [bad.seq for bad in self.store.unreadable]

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.pool import NullPool
 
 from surefoot.errors import ConfigError
 
@@ -60,6 +61,11 @@ def place_of(where: str | Path) -> URL:
     return url
 
 
+def may_be_there(where: str | Path) -> bool:
+    """Return whether a record may be found at a place without making one: False for no file."""
+    return "://" in str(where) or Path(where).exists()
+
+
 def shown(url: URL) -> str:
     """Return an address fit to be shown: the file, or the URL without password and options."""
     if url.drivername == "sqlite":
@@ -79,8 +85,9 @@ def open_engine(url: URL) -> Engine:
         return engine
     try:
         # Read committed: a statement that waited for the lease's row sees what it has become.
+        # No pool: who only reads now and then, perhaps hundreds of runs, holds no connection.
         engine = create_engine(
-            url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=CONNECT
+            url, isolation_level="READ COMMITTED", poolclass=NullPool, connect_args=CONNECT
         )
     except ModuleNotFoundError as error:
         raise ConfigError(
