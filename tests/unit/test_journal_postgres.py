@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from surefoot.controller.store import Store
 from surefoot.controller.store import engine as database
@@ -17,6 +17,7 @@ from surefoot.controller.store.queries import HOLD_LEASE, held
 from surefoot.controller.store.schema import versions
 from surefoot.core.event import MetricSeen, RunStarted
 from surefoot.errors import ConfigError, FencedError
+from surefoot.testing import postgres as rig
 from surefoot.testing.postgres import new_database
 
 
@@ -83,6 +84,25 @@ def test_an_event_whose_commit_was_not_confirmed_is_there_once(store: Store) -> 
     assert lost
     assert journal.append(MetricSeen(3, "x", 1.0)) == 3
     assert [seq for seq, _ in store.events("a")] == [1, 2, 3]
+
+
+def test_a_server_that_stays_away_ends_the_writing_and_leaves_the_journal_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    why = rig.absent()
+    if why is not None:
+        pytest.skip(why)
+    monkeypatch.setattr("surefoot.controller.store.journal.AGAIN_S", (0.01, 0.01))
+    with rig.server() as url:
+        store = Store(url)
+        journal = store.acquire("a", "me", now_ms=0)
+        journal.append(RunStarted(1, "a"))
+    with pytest.raises(OperationalError):
+        journal.append(MetricSeen(2, "x", 1.0))
+    assert journal.seq == 1
+    journal.release()
+    journal.release()
+    store.close()
 
 
 def test_a_fenced_controller_is_told_so_after_a_lost_connection_too(store: Store) -> None:

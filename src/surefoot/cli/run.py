@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
+from sqlalchemy.exc import OperationalError
 
 from surefoot.cli import clouds, frame, live, outdir
 from surefoot.cli.hidden import read_secrets
@@ -35,7 +36,7 @@ from surefoot.core.job import Job
 from surefoot.core.policy import get_policy
 from surefoot.core.units import usd
 from surefoot.core.wire import Secrets
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, SurefootError
 from surefoot.report import Story, write_report
 from surefoot.report.clean import clean
 from surefoot.report.numbers import dollars, rows_of
@@ -108,7 +109,18 @@ def run(
         except KeyboardInterrupt:
             _say_left(job_file, len(story.state.fleet))
             raise typer.Exit(frame.INTERRUPTED) from None
+        except OperationalError as error:
+            raise _no_journal(store, error) from error
     raise typer.Exit(_conclude(job_file, story, signal_number, as_json=as_json))
+
+
+def _no_journal(store: Store, error: OperationalError) -> SurefootError:
+    """Return what to tell when the journal cannot be written any more: nothing is led blindly."""
+    why = (str(error.orig).strip().splitlines() or [""])[0]
+    return SurefootError(
+        clean(f"the journal at {store.place} cannot be written: {why}"),
+        hint="VMs train on until their lease runs out; the same command goes on with the run",
+    )
 
 
 def _card(card: outdir.Card, job: Job, job_file: JobFile) -> outdir.Card:

@@ -216,14 +216,19 @@ class Journal:
     def release(self) -> None:
         """Give the lease back, so that a successor need not wait; fenced ones are left alone.
 
-        Nothing can be written afterwards; releasing again is no error.
+        Nothing can be written afterwards; releasing again is no error. Where the database server
+        is away the lease runs out by itself.
         """
         if self._link.closed:
             return
-        with self._link.begin():
-            given = queries.held(self.run, fence=self.fence, expires_ms=0)
-            self._link.execute(queries.HOLD_LEASE, given)
-        self._link.close()
+        given = queries.held(self.run, fence=self.fence, expires_ms=0)
+        try:
+            self._write(lambda again: self._link.execute(queries.HOLD_LEASE, given))
+        except DBAPIError as error:
+            if not database.is_lost(error):
+                raise
+        finally:
+            self._link.close()
 
     def _write(self, do: Callable[[bool], T]) -> T:
         """Do something in one transaction; again, with True, when the server went away."""
