@@ -14,16 +14,22 @@ from surefoot.checkpoint.commit import Live, parse_folder, read_log
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.persist import typed_errors
 from surefoot.checkpoint.storage import Storage, check_sizes
-from surefoot.errors import CheckpointError, CorruptError
+from surefoot.errors import CheckpointError, CorruptError, SurefootError
 
 Loaded = tuple[int, Any, dict[str, Any]]
 
 
 class Catalog:
-    """Reads one checkpoint path and never writes to it. `corrupt`: folders found damaged."""
+    """Reads one checkpoint path and never writes to it. `corrupt`: folders found damaged.
 
-    def __init__(self, storage: Storage) -> None:
+    `second`: the tier that this path is drained to. `latest`, `steps` and `load` look at both: the
+    higher step wins, and the nearer copy of the same step. What cannot be reached is reported, and
+    an error only if nothing else is there.
+    """
+
+    def __init__(self, storage: Storage, second: Catalog | None = None) -> None:
         self.storage = storage
+        self.second = second
         self.corrupt: set[str] = set()
         self.reports: list[str] = []
 
@@ -47,14 +53,32 @@ class Catalog:
 
     def latest(self) -> int | None:
         """Return the first candidate's step whose manifest and file sizes are right, or None."""
-        for live in self.candidates():
+        for place, live in self._everywhere():
             try:
-                self.manifest(live.folder)
+                place.manifest(live.folder)
             except CorruptError as error:
-                self._set_aside(live, error)
+                self._set_aside(place, live, error)
             else:
                 return live.step
         return None
+
+    def steps(self) -> list[int]:
+        """Return the committed steps of both tiers, each once, newest first."""
+        steps = [live.step for _, live in self._everywhere()]
+        return sorted(set(steps), reverse=True) if self.second is not None else steps
+
+    def _everywhere(self) -> list[tuple[Catalog, Live]]:
+        """Return the candidates of both tiers, newest first; of a step the nearer one first."""
+        found = [(self, live) for live in self.candidates()]
+        if self.second is None:
+            return found
+        try:
+            found += [(self.second, live) for live in self.second.candidates()]
+        except (SurefootError, OSError) as error:
+            if not found:
+                raise
+            self._report(f"{self.second.storage.url} was not looked at: {error}")
+        return sorted(found, key=lambda item: item[1].step, reverse=True)
 
     def manifest(self, folder: str) -> Manifest:
         """Return a checked manifest; raises CorruptError when files are missing or cut short."""
@@ -88,13 +112,14 @@ class Catalog:
     def load(self, state: Any = None, *, step: int | None = None) -> Loaded:
         """Return (step, state, metadata) of the newest good checkpoint: see Checkpointer.load."""
         into = trees.flatten(state)[1] if state is not None else {}
-        candidates = [c for c in self.candidates() if step is None or c.step == step]
         last: CorruptError | None = None
-        for live in candidates:
+        for place, live in self._everywhere():
+            if step is not None and live.step != step:
+                continue
             try:
-                return self._load(live, into)
+                return place._load(live, into)
             except CorruptError as error:
-                self._set_aside(live, error)
+                self._set_aside(place, live, error)
                 last = error
         if last is not None:
             raise CorruptError(
@@ -117,8 +142,10 @@ class Catalog:
         restored = trees.restore(dict(manifest.tree), tensors)
         return manifest.step, restored, dict(manifest.metadata)
 
-    def _set_aside(self, live: Live, error: CorruptError) -> None:
-        self.corrupt.add(live.folder)
-        report = f"checkpoint of step {live.step} is set aside: {error}"
+    def _set_aside(self, place: Catalog, live: Live, error: CorruptError) -> None:
+        place.corrupt.add(live.folder)
+        self._report(f"checkpoint of step {live.step} is set aside: {error}")
+
+    def _report(self, report: str) -> None:
         self.reports.append(report)
         warnings.warn(report, stacklevel=4)

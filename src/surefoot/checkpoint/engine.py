@@ -16,6 +16,7 @@ from surefoot.checkpoint import keeper
 from surefoot.checkpoint import tree as trees
 from surefoot.checkpoint.arena import Arenas
 from surefoot.checkpoint.catalog import Catalog, Loaded
+from surefoot.checkpoint.drain import DEFAULT_EVERY_S, Drain, DrainTarget
 from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.persist import Persister, data_name
 from surefoot.checkpoint.pipeline import Group, InFlight, Pipeline, Writer
@@ -48,7 +49,9 @@ class Checkpointer:
     they hold together: a second one that does not fit is not made, a first one that does not is an
     error. `finite_only=True` voids the save of a state with a NaN or infinity in it, so that it
     never pushes out a good one. `hold_s`: if this process dies, its writer process keeps the last
-    snapshot for so long, and a restarted one on this machine loads it from memory.
+    snapshot for so long, and a restarted one on this machine loads it from memory. `drain_to`:
+    a bucket or a folder to which rank 0 copies the newest committed checkpoint of the local `path`
+    every `drain_every_s` seconds and at `close`; loading takes the newest good copy of both.
     """
 
     def __init__(
@@ -68,17 +71,24 @@ class Checkpointer:
         memory_budget_bytes: int | None = None,
         finite_only: bool = False,
         hold_s: float = 0.0,
+        drain_to: str | os.PathLike[str] | None = None,
+        drain_every_s: float = DEFAULT_EVERY_S,
     ) -> None:
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1, not {keep}")
         if arenas < 1:
             raise CheckpointError(f"arenas must be at least 1, not {arenas}")
-        self.catalog = Catalog(open_storage(path))
+        second = None if drain_to is None else Catalog(open_storage(drain_to))
+        self.catalog = Catalog(open_storage(path), second)
         self.overlap = overlap
         self._group = Group(rank, world, split, generation, part_timeout_s)
         self._pid, self._finite_only = os.getpid(), finite_only
         self._persister = Persister(self.catalog.storage.url, keep, attempt=0)
         self._persister.corrupt = self.catalog.corrupt
+        self.drain: Drain | None = None
+        if drain_to is not None and not read_only:
+            target = DrainTarget(os.fspath(drain_to), drain_every_s)
+            self.drain = Drain(self._persister.url, target, keep)
         self._optimizers: list[torch.optim.Optimizer] = []
         self._arenas = Arenas(arenas, memory_budget_bytes)
         self._pipeline = Pipeline(
@@ -96,7 +106,7 @@ class Checkpointer:
         self._settled = self._dismissed = False
         if self._coordinates:
             self._settle()
-            self._persister.claim(generation)
+            self._claim()
         atexit.register(self._at_exit)
 
     # -- saving ---------------------------------------------------------------------------------
@@ -177,7 +187,9 @@ class Checkpointer:
         group.world = group.world if world is None else world
         self._pipeline.fenced = None
         if self._coordinates:
-            self._persister.claim(generation)
+            self._claim()
+        elif self.drain is not None:
+            self.drain.abandon()
 
     @property
     def rank(self) -> int:
@@ -232,6 +244,8 @@ class Checkpointer:
             self.wait()
         finally:
             self._stop()
+            if self.drain is not None and self._coordinates:
+                self.drain.finish()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -257,7 +271,7 @@ class Checkpointer:
     def steps(self) -> list[int]:
         """Return the committed steps, newest first."""
         self._settle()
-        return [live.step for live in self.catalog.candidates()]
+        return self.catalog.steps()
 
     def load(self, state: Any = None, *, step: int | None = None) -> Loaded:
         """Return (step, state, metadata) of the newest good checkpoint, or of exactly `step`.
@@ -283,6 +297,12 @@ class Checkpointer:
     @property
     def _writes(self) -> bool:
         return self._coordinates or (self._group.shares and not self._read_only)
+
+    def _claim(self) -> None:
+        """Take charge of the path, and of what it is drained to with the first copy."""
+        self._persister.claim(self._group.generation)
+        if self.drain is not None:
+            self.drain.start(self._group.generation)
 
     def _settle(self) -> None:
         """Once: let the writer of a process that died before us finish what it had."""
@@ -358,6 +378,8 @@ class Checkpointer:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a fork of the trainer: the threads, and thus the saves, are not here
+        if self.drain is not None:
+            self.drain.abandon()
         self._settle_all()
         self._stop(keeps=True)
 

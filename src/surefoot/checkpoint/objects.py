@@ -7,6 +7,7 @@ costs one part, and a killed upload leaves only objects that a listing shows and
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ class ObjectStorage:
 
     def __init__(self, url: str, *, store: Any = None) -> None:
         self._url = url.rstrip("/")
+        self._requests = 0
+        self._count = threading.Lock()
         try:
             self._store = store or from_url(self._url, retry_config=_RETRY)
         except (obx.BaseError, ValueError) as error:
@@ -51,6 +54,11 @@ class ObjectStorage:
     def url(self) -> str:
         """The URL as the user gave it."""
         return self._url
+
+    @property
+    def requests(self) -> int:
+        """Requests sent, without those that the client repeats and further pages of a listing."""
+        return self._requests
 
     def folders(self) -> list[str]:
         """Return the names of the prefixes directly under the root."""
@@ -136,6 +144,8 @@ class ObjectStorage:
     @contextmanager
     def _typed(self, key: str) -> Iterator[None]:
         what = f"{self._url}/{key}"
+        with self._count:
+            self._requests += 1
         try:
             yield
         except FileNotFoundError:

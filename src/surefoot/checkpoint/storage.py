@@ -39,6 +39,11 @@ class Storage(Protocol):
         """The place as the user named it, for messages."""
         ...
 
+    @property
+    def requests(self) -> int:
+        """Requests sent that a store may charge for; 0 for a folder."""
+        ...
+
     def folders(self) -> list[str]:
         """Return the names of folders directly under the root (links and strangers too)."""
         ...
@@ -141,6 +146,11 @@ class LocalStorage:
     def url(self) -> str:
         """The absolute path."""
         return str(self.root)
+
+    @property
+    def requests(self) -> int:
+        """None: a folder costs nothing a request."""
+        return 0
 
     def folders(self) -> list[str]:
         """Return folder names under the root; links are not followed."""
