@@ -102,6 +102,7 @@ class ChaosWorld:
         self.journal = journal
         self.store = Store(journal)
         self._stores = [self.store]
+        self._journals: list[Journal] = []
         self.job = Job(
             "storm",
             NODES,
@@ -260,12 +261,15 @@ class ChaosWorld:
         return self._stores[-1]
 
     def close(self) -> None:
-        """Let go of all stores."""
+        """Let go of all stores, and of the connections that dead controllers left."""
+        for journal in self._journals:
+            journal.abandon()
         for store in self._stores:
             store.close()
 
     def _tap(self, journal: Journal, number: int) -> None:
         """Make each write of a journal an operation."""
+        self._journals.append(journal)
 
         def tapped(write: Callable[..., Any]) -> Callable[..., Any]:
             def operation(*args: Any, **terms: Any) -> Any:

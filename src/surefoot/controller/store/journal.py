@@ -230,6 +230,10 @@ class Journal:
         finally:
             self._link.close()
 
+    def abandon(self) -> None:
+        """Let go of the connection and leave the lease as it is, as a crash would."""
+        self._link.close()
+
     def _write(self, do: Callable[[bool], T]) -> T:
         """Do something in one transaction; again, with True, when the server went away."""
         for count, pause_s in enumerate((*AGAIN_S, None)):
