@@ -27,6 +27,8 @@ VERBS = {
     "stop": "surefoot.cli.stop",
     "logs": "surefoot.cli.logs",
     "events": "surefoot.cli.events",
+    "ssh": "surefoot.cli.ssh",
+    "prune": "surefoot.cli.prune",
     "doctor": "surefoot.cli.doctor",
     "dashboard": "surefoot.web.dashboard",
 }

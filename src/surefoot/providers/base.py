@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from surefoot.core.market import Capacity, Offering, Pool
+from surefoot.errors import SurefootError
 
 
 class VmState(Enum):
@@ -80,3 +81,16 @@ class Provider(Protocol):
 
     def close(self) -> None:
         """Let go of connections; VMs keep running."""
+
+
+class Sweeper(Protocol):
+    """What a provider can do besides, if it can list by tag: find and end VMs of any run."""
+
+    def list_all(self) -> Sequence[Vm]:
+        """Return all VMs that carry our tag, whatever their run; changes nothing."""
+
+    def price_of(self, vm: Vm) -> int | None:
+        """Return what a VM costs, micro-dollars per hour; None when that is not known."""
+
+    def terminate_all(self, instance_ids: Sequence[str]) -> Mapping[str, SurefootError]:
+        """End VMs in as few calls as can be; return what stood in the way, by VM."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,8 @@ USED_BEFORE = frozenset({"IdempotentParameterMismatch", "IdempotentInstanceTermi
 
 PROTECTED = "OperationNotPermitted"
 GONE = "InvalidInstanceID.NotFound"
+AT_ONCE = 100
+"""VMs that one call ends."""
 _ID = re.compile(r"i-[0-9a-f]{8,17}")
 
 
@@ -151,6 +153,35 @@ class AwsProvider:
             self._pools = tuple(found)
         return self._pools
 
+    def list_all(self) -> Sequence[Vm]:
+        """Return all VMs with our tag in the settings' regions, whatever their run."""
+        vms = [
+            self._note(region, instance)
+            for region in self.settings.regions
+            for instance in self._matching(region, [{"Name": "tag-key", "Values": [RUN_TAG]}])
+        ]
+        return sorted(vms, key=lambda vm: (vm.launched_ms, vm.instance_id))
+
+    def price_of(self, vm: Vm) -> int | None:
+        """Return what a VM costs now, micro-dollars per hour; None for a price not known."""
+        return self.prices.price(vm.pool, vm.capacity)
+
+    def terminate_all(self, instance_ids: Sequence[str]) -> Mapping[str, SurefootError]:
+        """End VMs, many in one call; return what stood in the way of each that goes on.
+
+        A call that one VM makes fail (protected, unknown) is halved until that VM stands alone.
+        """
+        failed: dict[str, SurefootError] = {}
+        places: dict[str, list[str]] = {}
+        for each in filter(_ID.fullmatch, dict.fromkeys(instance_ids)):
+            known = self._seen.get(each)
+            for region in (known.pool.region,) if known else self.settings.regions:
+                places.setdefault(region, []).append(each)
+        for region, ids in places.items():
+            for at in range(0, len(ids), AT_ONCE):
+                failed |= self._terminate_many(ids[at : at + AT_ONCE], region)
+        return failed
+
     def tidy(self, run: str) -> None:
         """After a run: cancel open requests and remove its security groups.
 
@@ -242,6 +273,29 @@ class AwsProvider:
             self._check_age(instance_id, error)
         self._spot.cancel_of(instance_id, region)
 
+    def _terminate_many(self, ids: Sequence[str], region: str) -> dict[str, SurefootError]:
+        if len(ids) == 1:
+            try:
+                self._terminate(ids[0], region)
+            except SurefootError as error:
+                return {ids[0]: error}
+            return {}
+        try:
+            with asking(f"end {len(ids)} VMs in {region}"):
+                try:
+                    self.clients.ec2(region).terminate_instances(InstanceIds=list(ids))
+                except Exception as error:
+                    if code_of(error) not in (PROTECTED, GONE):
+                        raise
+                    half = len(ids) // 2
+                    parts = (ids[:half], ids[half:])
+                    first, rest = (self._terminate_many(part, region) for part in parts)
+                    return first | rest
+            self._spot.cancel_all(ids, region)
+        except SurefootError as error:
+            return dict.fromkeys(ids, error)
+        return {}
+
     def _check_age(self, instance_id: str, error: Exception) -> None:
         """Raise RetryLaterError for a VM that is unknown only because it is so young."""
         age_ms = self._now_ms() - self._launched_ms.get(instance_id, 0)
@@ -272,11 +326,16 @@ class AwsProvider:
     def _instances(self, region: str, tags: dict[str, str]) -> Iterator[dict[str, Any]]:
         """Yield the instances with these tags; raises when any page of the answer fails."""
         filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]
+        yield from self._matching(region, filters)
+
+    def _matching(self, region: str, filters: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         with asking(f"list VMs in {region}"):
             pages = list(
                 self.clients.ec2(region)
                 .get_paginator("describe_instances")
-                .paginate(Filters=filters, PaginationConfig={"PageSize": self.settings.page_size})
+                .paginate(
+                    Filters=[*filters], PaginationConfig={"PageSize": self.settings.page_size}
+                )
             )
         for page in pages:
             for reservation in page["Reservations"]:

@@ -38,9 +38,11 @@ class SpotRequests:
 
     def cancel_of(self, instance_id: str, region: str) -> None:
         """Cancel the request of an instance, if it had one."""
-        request = self.known.get(instance_id)
-        if request:
-            self._cancel(region, [request])
+        self.cancel_all((instance_id,), region)
+
+    def cancel_all(self, instance_ids: Iterable[str], region: str) -> None:
+        """Cancel the requests of instances of one region, those that had one, in one call."""
+        self._cancel(region, [self.known[each] for each in instance_ids if each in self.known])
 
     def sweep(self, run: str, regions: Iterable[str]) -> None:
         """Cancel all open requests of a run, if a look is due; active ones belong to VMs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from surefoot.providers.base import Vm
 from surefoot.providers.local import namespaces, processes
 from surefoot.providers.local.host import remove_temporary
 from surefoot.providers.local.namespaces import NamespaceHost
@@ -26,6 +27,20 @@ def sweep(state_dir: Path) -> int:
             folder.save(vm.ended(now_ms(), preempted=False))
         tidy(folder, set())
         return len(left)
+    finally:
+        folder.release()
+
+
+def left_in(state_dir: Path) -> list[Vm]:
+    """Return the VMs that a dead controller has left in a state folder; changes nothing.
+
+    Raises ConfigError when the controller is alive.
+    """
+    if not (Path(state_dir) / "vms").is_dir():
+        return []
+    folder = StateFolder(Path(state_dir))
+    try:
+        return [vm.as_vm() for vm in folder.load() if vm.ended_ms is None]
     finally:
         folder.release()
 

@@ -71,13 +71,19 @@ class Lines:
         command = list(self._settings.ssh)
         for name, value in options.items():
             command += ["-o", f"{name}={value}"]
-        if host.port is not None:
-            command += ["-p", str(host.port)]
-        if host.key:
-            command += ["-i", host.key]
-        if host.user:
-            command += ["-l", host.user]
-        return [*command, "--", host.target]
+        return command + reach(host)
+
+
+def reach(host: SshHost) -> list[str]:
+    """Return ssh's arguments that say which host is meant and how it is entered."""
+    found: list[str] = []
+    if host.port is not None:
+        found += ["-p", str(host.port)]
+    if host.key:
+        found += ["-i", host.key]
+    if host.user:
+        found += ["-l", host.user]
+    return [*found, "--", host.target]
 
 
 def _refusal(host: SshHost, said: str) -> SurefootError:

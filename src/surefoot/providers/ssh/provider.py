@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from surefoot.errors import CapacityError, ConfigError, RetryLaterError, Surefoo
 from surefoot.providers.base import LaunchRequest, Vm, VmState
 from surefoot.providers.notice import now_ms as wall_ms
 from surefoot.providers.ssh import remote
-from surefoot.providers.ssh.line import Lines
+from surefoot.providers.ssh.line import Lines, reach
 from surefoot.providers.ssh.settings import SshHost, SshSettings
 
 AT_ONCE = 32
@@ -100,11 +100,15 @@ class SshProvider:
 
         Raises RetryLaterError when no host at all answers: then nothing is known.
         """
+        return [vm for vm in self.list_all() if vm.run == run]
+
+    def list_all(self) -> Sequence[Vm]:
+        """Return the VMs of all runs, as `list` does."""
         self._look(self.settings.hosts)
         troubles = [seen.trouble for seen in self._seen.values()]
         if all(troubles):
             raise RetryLaterError(f"no host answers: {troubles[0]}")
-        found = [vm for vm in self._all(self.settings.hosts) if vm.run == run]
+        found = self._all(self.settings.hosts)
         return sorted(found, key=lambda vm: (vm.launched_ms, vm.instance_id))
 
     def next_change_ms(self) -> int | None:
@@ -114,6 +118,28 @@ class SshProvider:
     def close(self) -> None:
         """Close the connections; VMs keep running."""
         self._lines.close()
+
+    def price_of(self, vm: Vm) -> int | None:
+        """Return what the hosts of the VM's pool are said to cost, micro-dollars per hour."""
+        prices = (h.price for h in self.settings.hosts if h.pool == vm.pool)
+        return next(prices, None)
+
+    def terminate_all(self, instance_ids: Sequence[str]) -> Mapping[str, SurefootError]:
+        """End VMs, each by a call to its host; return what stood in the way, by VM."""
+        failed: dict[str, SurefootError] = {}
+        for each in instance_ids:
+            try:
+                self.terminate(each)
+            except SurefootError as error:
+                failed[each] = error
+        return failed
+
+    def login(self, instance_id: str) -> Sequence[str]:
+        """Return the command that opens a shell on a VM's host. Raises ConfigError."""
+        host = self._host_of(instance_id)
+        if host is None:
+            raise ConfigError(f"{instance_id} is on none of the job's hosts")
+        return [*self.settings.ssh, *reach(host)]
 
     @property
     def trouble(self) -> tuple[str, ...]:
