@@ -126,6 +126,11 @@ def test_the_examples_are_valid() -> None:
         ("forecaster: weather\n", "forecaster: there is no 'weather'"),
         ("checkpoint: {keep: 0}\n", "checkpoint.keep: must be greater than or equal to 1"),
         ("checkpoint: {path: ''}\n", "checkpoint.path: must not be empty"),
+        ("checkpoint: {drain: {to: ''}}\n", "checkpoint.drain.to: must not be empty"),
+        ("checkpoint: {drain: {every: 5m}}\n", "checkpoint.drain.to"),
+        ("checkpoint: {drain: {to: 's3://a/b', every: 0s}}\n", "checkpoint.drain.every"),
+        ("checkpoint: {path: 's3://a/b', drain: {to: c}}\n", "needs a local folder"),
+        ("checkpoint: {path: a, drain: {to: a}}\n", "must not be checkpoint.path itself"),
         ("workdir: nowhere\n", "workdir: there is no folder"),
     ],
 )
@@ -257,3 +262,11 @@ def test_money_is_exact_to_the_micro_dollar() -> None:
 def test_says_durations_as_people_do() -> None:
     said = [say_ms(x) for x in (850, 12_500, 119_000, 250_000, 7_200_000, 11_100_000)]
     assert said == ["850 ms", "12.5 s", "119 s", "4 min 10 s", "2 h", "3 h 5 min"]
+
+
+def test_the_second_tier_of_checkpoints_is_read(folder: Path) -> None:
+    drained = load_job(
+        write(folder, BASE + "checkpoint: {path: near, drain: {to: 's3://a/b', every: 90s}}\n")
+    )
+    assert (drained.drain_to, drained.drain_every_ms) == ("s3://a/b", 90_000)
+    assert load_job(write(folder, BASE)).drain_to == ""

@@ -194,6 +194,8 @@ def _hub(
         "SUREFOOT_WORKDIR": ground.workdir,
         "SUREFOOT_CHECKPOINT": job_file.checkpoint,
         "SUREFOOT_KEEP": str(job_file.keep),
+        "SUREFOOT_DRAIN_TO": job_file.drain_to,
+        "SUREFOOT_DRAIN_EVERY_S": str(job_file.drain_every_ms / 1000),
         "SUREFOOT_NOTICE": ground.notice,
         "SUREFOOT_ENVS": json.dumps(dict(job_file.envs)),
         "SUREFOOT_LEASE_S": str(ground.lease_s),

@@ -47,6 +47,8 @@ def settings_of(job_file: JobFile) -> dict[str, str]:
         "checkpoint.path": job_file.checkpoint,
         "checkpoint.interval": bounds if fixed is None else say_ms(fixed),
         "checkpoint.keep": str(job_file.keep),
+        "checkpoint.drain.to": job_file.drain_to,
+        "checkpoint.drain.every": f"{job_file.drain_every_ms / 1000:g}s",
         "workdir": str(job_file.workdir),
         "run": _digest(job_file.command),
         "setup": _digest(job_file.setup),

@@ -73,6 +73,9 @@ class JobFile:
     checkpoint: str
     """Folder or URL of the checkpoints."""
     keep: int = 3
+    drain_to: str = ""
+    """Folder or URL to which the newest checkpoint is copied in the background; empty: none."""
+    drain_every_ms: int = 600_000
     setup: str = ""
     engine: str = "auto"
     """What starts the command: live (it holds a Session), torchrun, or auto."""

@@ -77,6 +77,8 @@ class _Build:
             places=self._places(),
             checkpoint=self._checkpoint(out),
             keep=model.checkpoint.keep,
+            drain_to=self._drain_to(out),
+            drain_every_ms=model.checkpoint.drain.every if model.checkpoint.drain else 600_000,
             setup=model.setup,
             engine=model.engine,
             workers=model.workers_per_vm,
@@ -277,6 +279,22 @@ class _Build:
         if not path.strip():
             raise self.fail(("checkpoint", "path"), "must not be empty")
         return path if "://" in path else str(self._path("checkpoint", path))
+
+    def _drain_to(self, out: Path) -> str:
+        drain = self.model.checkpoint.drain
+        if drain is None:
+            return ""
+        where, path = ("checkpoint", "drain"), self._checkpoint(out)
+        if "://" in path and not path.startswith("file://"):
+            raise self.fail(where, "needs a local folder as checkpoint.path to drain from")
+        if not drain.to.strip():
+            raise self.fail((*where, "to"), "must not be empty")
+        if drain.every <= 0:
+            raise self.fail((*where, "every"), "must be above 0")
+        to = drain.to if "://" in drain.to else str(self._path("checkpoint", drain.to))
+        if to == path:
+            raise self.fail((*where, "to"), "must not be checkpoint.path itself")
+        return to
 
     def _path(self, key: str, text: str) -> Path:
         self._check_text(key, text)

@@ -110,12 +110,20 @@ class IntervalBounds(Section):
     max: DurationMs | None = None
 
 
+class DrainFile(Section):
+    """The second tier: where the newest checkpoint is copied to, and how often."""
+
+    to: str
+    every: DurationMs = 600_000
+
+
 class CheckpointFile(Section):
     """Where checkpoints go, how often they are made, how many are kept."""
 
     path: str | None = None
     interval: Annotated[Literal["auto"] | int | IntervalBounds, BeforeValidator(_interval)] = "auto"
     keep: Annotated[int, Field(ge=1, le=10_000)] = 3
+    drain: DrainFile | None = None
 
 
 class ScriptFile(Section):

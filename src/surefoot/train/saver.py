@@ -12,6 +12,7 @@ from typing import Any
 
 from surefoot.checkpoint import Checkpointer, SaveHandle, open_storage
 from surefoot.checkpoint.commit import read_log
+from surefoot.checkpoint.drain import DEFAULT_EVERY_S, DrainTarget
 from surefoot.core.event import GIVEN_OVER
 from surefoot.core.wire import Saved
 from surefoot.errors import ConfigError, FencedError, SurefootError
@@ -37,6 +38,7 @@ class Saver:
         interval_s: float,
         optimizer: Any,
         report: Callable[[Saved], None],
+        drain: DrainTarget | None = None,
     ) -> None:
         if not interval_s > 0:
             raise ConfigError(
@@ -46,6 +48,7 @@ class Saver:
         self.interval_s = interval_s
         self.fenced: FencedError | None = None
         self._path = path or ""
+        self._second = drain.url if drain and path else ""
         self._report = report
         self._work_s = 0.0
         self._begun_s = -math.inf
@@ -55,7 +58,15 @@ class Saver:
         self._checkpointer: Checkpointer | None = None
         if path:
             # Rank 1 until this worker is in charge: opening must not claim the path.
-            self._checkpointer = Checkpointer(path, keep=keep, rank=1, world=2, hold_s=_HOLD_S)
+            self._checkpointer = Checkpointer(
+                path,
+                keep=keep,
+                rank=1,
+                world=2,
+                hold_s=_HOLD_S,
+                drain_to=drain.url if drain else None,
+                drain_every_s=drain.every_s if drain else DEFAULT_EVERY_S,
+            )
             self._checkpointer.guard(optimizer)
         else:
             _log.warning("no checkpoint path is set: nothing will be saved")
@@ -75,10 +86,12 @@ class Saver:
         return -1 if step is None else step
 
     def path_generation(self) -> int:
-        """Return the highest generation that has claimed the path, 0 for none (or no path)."""
-        if not self._path:
-            return 0
-        return max(0, read_log(open_storage(self._path)).generation)
+        """Return the highest generation that has claimed the path, 0 for none (or no path).
+
+        The second tier counts too: a new VM's folder knows nothing of those before it.
+        """
+        paths = [path for path in (self._path, self._second) if path]
+        return max([0, *(read_log(open_storage(path)).generation for path in paths)])
 
     def load(self) -> tuple[int, Any] | None:
         """Return (step, state) of the newest good checkpoint; None where none was ever saved.

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from surefoot.checkpoint import Checkpointer
+from surefoot.checkpoint.drain import target_from
 from surefoot.core.wire import Finished, Formed, Metric, Ready, Stepped
 from surefoot.train.control import Control
 from surefoot.train.diverged import first_bad, refuse_diverged
@@ -105,6 +106,7 @@ class Session:
             interval_s=save_interval_s,
             optimizer=optimizer,
             report=self._link.send,
+            drain=target_from(env),
         )
         self._shards = shards if deterministic else 0
         self._micro_batch = micro_batch

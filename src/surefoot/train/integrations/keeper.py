@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from surefoot.checkpoint import Checkpointer, SaveHandle, open_storage
 from surefoot.checkpoint.commit import read_log
+from surefoot.checkpoint.drain import DEFAULT_EVERY_S, target_from
 from surefoot.errors import ConfigError, SurefootError
 
 _STEP_EVERY_S = 0.5
@@ -65,6 +66,8 @@ class Keeper:
         self._steps = _place(env.get("SUREFOOT_STEP_FILE"))
         self._keep = keep or int(env.get("SUREFOOT_KEEP") or 3)
         self._split = split
+        self._drain = target_from(env)
+        self.second = self._drain.url if self._drain else None
         self._checkpointer: Checkpointer | None = None
         self._side: Any = None
         self._saved_s = self._told_s = time.monotonic()
@@ -96,6 +99,8 @@ class Keeper:
                 rank=self.rank,
                 world=self.world,
                 split=self._split,
+                drain_to=self.second,
+                drain_every_s=self._drain.every_s if self._drain else DEFAULT_EVERY_S,
             )
         return self._checkpointer
 
@@ -137,7 +142,7 @@ class Keeper:
 
         Raises CorruptError when there are checkpoints and none is good.
         """
-        reader = Checkpointer(self.path, read_only=True)
+        reader = Checkpointer(self.path, read_only=True, drain_to=self.second)
         try:
             if not reader.steps():
                 return None
@@ -172,7 +177,8 @@ class Keeper:
 
     def _generation(self) -> int:
         """Return the agent's generation, above what the path was ever claimed with."""
-        claimed = max(0, read_log(open_storage(self.path)).generation)
+        paths = [self.path, *([self.second] if self.second else [])]
+        claimed = max(0, *(read_log(open_storage(path)).generation for path in paths))
         ours = int(os.environ.get("SUREFOOT_GENERATION") or 0)
         return ours if ours >= claimed else claimed
 

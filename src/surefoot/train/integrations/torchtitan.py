@@ -76,7 +76,7 @@ class SurefootTitan:
 
     def load(self, step: int = -1) -> bool:
         """Restore `step`, or the newest good checkpoint for -1; returns whether there was one."""
-        reader = Checkpointer(self.keeper.path, read_only=True)
+        reader = Checkpointer(self.keeper.path, read_only=True, drain_to=self.keeper.second)
         try:
             if not reader.steps():
                 return False
