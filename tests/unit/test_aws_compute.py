@@ -274,3 +274,43 @@ def test_looking_costs_few_calls_however_many_vms_there_are(world: World) -> Non
     assert calls.count("DescribeInstances") == 2 * 30
     assert calls.count("DescribeSpotPriceHistory") == calls.count("DescribeSpotInstanceRequests")
     assert len(calls) <= 2 * (30 + 10 + 10) + 6, "0.4 calls a second; AWS refills 10 and more"
+
+
+def test_case_108_five_are_ended_in_few_calls_and_a_protected_one_is_told_apart(
+    world: World,
+) -> None:
+    vms = [world.ask(f"t{i}").instance_id for i in range(5)]
+    world.aws.offerings()
+    world.cloud.protect(vms[2])
+    for _ in range(2):  # every cycle says it again
+        failed = world.aws.terminate_all([*vms, "no id", vms[0]])
+        assert set(failed) == {vms[2]}
+        assert "protected" in str(failed[vms[2]]) and "$0.04/h" in str(failed[vms[2]])
+        assert [held.instance_id for held in world.cloud.running] == [vms[2]]
+
+
+def test_many_vms_are_ended_in_one_call(world: World) -> None:
+    vms = [world.ask(f"t{i}", FAR if i % 2 else A).instance_id for i in range(12)]
+    assert world.aws.terminate_all(vms) == {}
+    assert world.cloud.running == []
+    assert world.cloud.calls.count("TerminateInstances") == 2, "one in each region"
+
+
+def test_case_107_ten_pages_of_vms_are_all_seen_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world_in(tmp_path, monkeypatch, page_size=5, regions=("us-east-1",)) as world:
+        ec2 = world.aws.clients.ec2("us-east-1")
+        tags = [{"Key": "surefoot-run", "Value": "run-a"}]
+        asked = {"MinCount": 4, "MaxCount": 4, "ImageId": "ami-12c6146b"}
+        kinds = [{"ResourceType": "instance", "Tags": tags}]
+        seen: list[str] = []
+        for _ in range(50):
+            made = ec2.run_instances(**asked, InstanceType="m5.large", TagSpecifications=kinds)
+            seen += [instance["InstanceId"] for instance in made["Instances"]]
+        before = world.cloud.calls.count("DescribeInstances")
+        assert {vm.instance_id for vm in world.aws.list("run-a")} == set(seen)
+        assert world.cloud.calls.count("DescribeInstances") - before >= 10
+        world.cloud.refuse(Refusal("DescribeInstances", "InternalError", times=9, after=5))
+        with pytest.raises(RetryLaterError):
+            world.aws.list("run-a")

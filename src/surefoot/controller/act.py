@@ -146,6 +146,10 @@ class Actor:
             boot["SUREFOOT_SECRET"] = self.passes.issue(token, vm.requested_ms)
         return boot
 
+    def why_not(self, now_ms: int) -> tuple[str, ...]:
+        """Return why launches are not tried now: wishes refused, and places without quota."""
+        return tuple(sorted({*self.refusals.values(), *self.record.backoff.quota(now_ms)}))
+
     def slowed(self, now_ms: int) -> None:
         """Pause all calls for longer and longer while the provider says to slow down."""
         wait = self.settings.slow_down_ms * 2 ** min(self._throttled, 20)

@@ -122,7 +122,7 @@ class Controller:
     def view(self) -> View:
         """Return what a person wants to see now."""
         now_ms = self._now()
-        refusals = tuple(sorted(set(self._actor.refusals.values())))
+        refusals = self._actor.why_not(now_ms)
         counts = self.record.account.counts
         return View(
             now_ms=now_ms,
@@ -386,6 +386,9 @@ class Controller:
         elif self._setup_is_wrong():
             why = f"set-up failed before any step: {record.last_crash}"
             self._stop("failed", why, save=False, now_ms=now_ms)
+        elif record.formed is None and record.boot_rounds >= settings.max_boot_rounds:
+            why = f"{record.boot_rounds} VMs in a row were started and none came up"
+            self._stop("failed", why, save=True, now_ms=now_ms)
         elif self.guard.exhausted(record, now_ms):
             self._stop("refused", "the budget is spent", save=True, now_ms=now_ms)
 

@@ -12,11 +12,14 @@ from surefoot.core.event import (
     Event,
     GroupBroken,
     GroupFormed,
+    InstanceGone,
+    InstanceReady,
     InstanceRequested,
     State,
     WorkerFailed,
     apply,
 )
+from surefoot.core.fleet import Ending
 from surefoot.core.history import observe
 from surefoot.core.job import Job
 from surefoot.core.trace import History
@@ -47,6 +50,8 @@ class Record:
         self.crashes = 0
         self.setup_failures = 0
         self.last_crash = ""
+        self.boot_rounds = 0
+        """VMs that were started and never came up since the last that did."""
         self.requested = 0
         """VMs ever requested in this run: the next token's number."""
         self.formed: GroupFormed | None = None
@@ -84,6 +89,10 @@ class Record:
                 self.requested += 1
             case GroupFormed():
                 self.formed, self.ever_formed = event, True
+            case InstanceReady():
+                self.boot_rounds = 0
+            case InstanceGone(ending=Ending.BOOT_FAILED):
+                self.boot_rounds += 1
             case GroupBroken():
                 self.formed = None
             case WorkerFailed():

@@ -57,6 +57,8 @@ class Settings:
     """Crashes of the user's code after which the run fails."""
     max_setup_failures: int = 2
     """VMs on which the worker may fail before any group ever trained."""
+    max_boot_rounds: int = 20
+    """VMs in a row that start and never come up, while none trains, after which the run fails."""
     by_checkpoint: bool = False
     """Whether state passes from group to group by checkpoints only, not from memory to memory."""
     reannounce: int = 2

@@ -9,6 +9,8 @@ from surefoot.core.event import Event, InstanceGone, InstanceLaunched, LaunchFai
 from surefoot.core.fleet import Ending
 from surefoot.core.market import Capacity, Pool
 
+BLOCKED = "blocked by quota"
+
 Key = tuple[Pool, Capacity]
 
 
@@ -77,6 +79,12 @@ class Backoff:
             return None
         return f"{key[0]} {key[1].value} was refused {pause.count} times: {pause.why}"
 
+    def quota(self, now_ms: int) -> tuple[str, ...]:
+        """Return a sentence for each place that is left alone now because of its quota."""
+        held = {k: p for k, p in self.pauses.items() if p.why.startswith(BLOCKED)}
+        found = (self.why_not(key, now_ms) for key in held)
+        return tuple(why for why in found if why is not None)
+
     def until_ms(self, key: Key) -> int:
         """Return when something may be launched there again; an instant gone by if it may now."""
         pause = self.pauses.get(key)
@@ -94,6 +102,7 @@ class Backoff:
         self._longer((vm.pool, vm.capacity), event.at_ms, event.message or event.kind)
         if event.kind == "QuotaError":
             pause = self.pauses[vm.pool, vm.capacity]
+            pause.why = f"{BLOCKED}: {pause.why}"
             pause.until_ms = event.at_ms + self.quota_ms
 
     def _longer(self, key: Key, at_ms: int, why: str) -> None:
