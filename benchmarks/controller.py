@@ -17,7 +17,7 @@ from surefoot.core.job import Job, Throughput, Work
 from surefoot.core.market import Pool
 from surefoot.core.policy import get_policy
 from surefoot.core.trace import PoolTrace, Reclaim, Semantics, Step, Trace
-from surefoot.testing import FakeAgents, FakeClock, FakeProvider, Pace
+from surefoot.testing import FakeAgents, FakeClock, FakeProvider, Pace, drive
 
 START, MINUTE = 1_800_000_000_000, 60_000
 POOL = Pool("fake", "r1", "a", "gpu")
@@ -63,6 +63,45 @@ def market(vms: int, minutes: int) -> Trace:
     return Trace("many", Semantics.SUPPLY, START, end_ms, {POOL: record})
 
 
+def restart(vms: int) -> tuple[float, int]:
+    """Return (seconds from a controller's start to the end of its first turn, VMs it holds)."""
+    clock, store = FakeClock(START), Store("sqlite://")
+    provider = FakeProvider(market(vms, 11), clock)
+    agents = FakeAgents(provider, clock, pace=Pace(step_ms=10_000, num_nodes=vms))
+    first = lead(vms, provider, agents, clock, store, [])
+    drive(first, clock, provider, agents, until_ms=START + 3 * MINUTE)
+    first.close()
+    agents.restarted()
+    began = time.perf_counter()
+    second = lead(vms, provider, agents, clock, store, [])
+    second.turn()
+    return time.perf_counter() - began, len(second.state.fleet)
+
+
+def lead(
+    vms: int,
+    provider: FakeProvider,
+    agents: FakeAgents,
+    clock: FakeClock,
+    store: Store,
+    lost: list[InstanceGone],
+) -> Controller:
+    """Return a controller for the run; it adds each loss to `lost`."""
+    terms = Throughput(vms // 2, vms)
+    return Controller(
+        Job("many", vms, (POOL,), terms, work=Work(step_ms=10_000), policy="greedy"),
+        provider,
+        agents=agents,
+        store=store,
+        clock=clock,
+        policy=get_policy("greedy"),
+        forecaster=get_forecaster("gamma_poisson"),
+        run="many",
+        settings=Settings(),
+        on_event=[lambda e: lost.append(e) if isinstance(e, InstanceGone) else None],
+    )
+
+
 def turns(vms: int, minutes: int) -> tuple[list[float], int]:
     """Return (CPU seconds of each turn that follows the launch, losses that were journaled)."""
     clock, meter = FakeClock(START), Meter()
@@ -71,20 +110,8 @@ def turns(vms: int, minutes: int) -> tuple[list[float], int]:
     agents = FakeAgents(provider, clock, pace=Pace(step_ms=10_000, num_nodes=vms))
     meter.wrap(provider, "list", "offerings", "launch", "terminate", "next_change_ms")
     meter.wrap(agents, "poll", "send", "connected", "address")
-    terms = Throughput(vms // 2, vms)
     lost: list[InstanceGone] = []
-    controller = Controller(
-        Job("many", vms, (POOL,), terms, work=Work(step_ms=10_000), policy="greedy"),
-        provider,
-        agents=agents,
-        store=Store("sqlite://"),
-        clock=clock,
-        policy=get_policy("greedy"),
-        forecaster=get_forecaster("gamma_poisson"),
-        run="many",
-        settings=Settings(),
-        on_event=[lambda e: lost.append(e) if isinstance(e, InstanceGone) else None],
-    )
+    controller = lead(vms, provider, agents, clock, Store("sqlite://"), lost)
     spent: list[float] = []
     while clock.now_ms() < trace.end_ms:
         began, other = time.process_time(), meter.spent_s
@@ -109,12 +136,16 @@ def main() -> int:
     print(
         f"CPU of a turn: median {middle * 1e3:.1f} ms, p99 {high * 1e3:.1f}, most {top * 1e3:.1f}"
     )
+    again_s, held = restart(200)
+    print(f"restart with 200 VMs: {again_s:.2f} s, {held} adopted")
     bars = Bars("controller")
     bars.rows = {"median_s": middle, "p99_s": high, "most_s": top, "turns": len(spent)}
     bars.at_least("losses handled", lost, 50)
     bars.at_most("median CPU of a turn, ms", middle * 1e3, 100)
     bars.at_most("p99 CPU of a turn, ms", high * 1e3, 100)
     bars.at_most("peak memory, MB", memory, 300)
+    bars.at_least("VMs adopted of 200", held, 200)
+    bars.at_most("restart with 200 VMs, s", again_s, 2)
     return bars.finish(given.json)
 
 
