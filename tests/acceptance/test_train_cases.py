@@ -7,40 +7,16 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from train_rig import Hub, Vm, read_log
+from train_rig import Hub, read_log
 
 from surefoot.checkpoint import Checkpointer
-from surefoot.core.wire import Formed, Generation, Ready, Saved, SetInterval, Stepped
+from surefoot.core.wire import Formed, Generation, Saved, SetInterval, Stepped
 
-BUSY = {"SUREFOOT_PACE": "240", "RIG_TOTAL": "100000"}
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def vms(hub: Hub, tmp_path: Path) -> Iterator[Any]:
-    made: list[Vm] = []
-
-    def start(*numbers: int) -> list[Vm]:
-        new = [Vm(hub, n, tmp_path, **BUSY) for n in numbers]
-        made.extend(new)
-        for vm in new:
-            hub.wait(Ready, token=vm.token, timeout_s=90)
-        return new
-
-    yield start
-    for vm in made:
-        vm.end()
+LONG = {"RIG_TOTAL": "100000"}
 
 
 def steps_on(hub: Hub, count: int) -> None:
@@ -53,7 +29,7 @@ def test_notice_that_one_rank_hears_makes_all_save_the_same_step(
     hub: Hub, vms: Any, tmp_path: Path
 ) -> None:  # case 83
     moments = random.Random(5)
-    a, b, c = members = vms(1, 2, 3)
+    a, b, c = members = vms(1, 2, 3, **LONG)
     hub.form(1, members)
     hub.wait_step(10)
     for vm in (c, a, b):
@@ -71,7 +47,7 @@ def test_notice_that_one_rank_hears_makes_all_save_the_same_step(
 def test_agent_killed_alone_takes_its_worker_along_and_nobody_else(
     hub: Hub, vms: Any, rank: int
 ) -> None:  # case 87
-    members = vms(1, 2, 3)
+    members = vms(1, 2, 3, **LONG)
     hub.form(1, members)
     hub.wait_step(10)
     lost = members[rank]
@@ -92,7 +68,7 @@ def test_agent_killed_alone_takes_its_worker_along_and_nobody_else(
 def test_twenty_quick_changes_of_one_group_and_stale_orders_between_them(
     hub: Hub, vms: Any, tmp_path: Path
 ) -> None:  # cases 88, 89
-    a, b, c = vms(1, 2, 3)
+    a, b, c = vms(1, 2, 3, **LONG)
     squatters = []
     hub.form(1, [a, b])
     hub.wait(Formed, generation=1)
@@ -121,14 +97,14 @@ def test_tree_killed_five_times_leaves_nothing_that_blocks_the_next_start(
 ) -> None:  # case 90
     shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
     for number in range(1, 6):
-        (vm,) = vms(number)
+        (vm,) = vms(number, **LONG)
         hub.send(vm.token, SetInterval(100))
         hub.form(number, [vm])
         hub.wait(Formed, generation=number)
         steps_on(hub, 3)
         vm.signal(signal.SIGKILL)
         hub.until(lambda vm=vm: vm.token in hub.gone, "the hub sees the loss", 10)
-    (last,) = vms(6)
+    (last,) = vms(6, **LONG)
     hub.form(6, [last])
     _, formed = hub.wait(Formed, generation=6)
     assert formed.source == "checkpoint" and formed.step > 0
@@ -140,7 +116,7 @@ def test_tree_killed_five_times_leaves_nothing_that_blocks_the_next_start(
 def test_member_reclaimed_during_the_emergency_save_costs_no_step(
     hub: Hub, vms: Any, tmp_path: Path, rank: int
 ) -> None:  # case 91
-    members = vms(1, 2, 3)
+    members = vms(1, 2, 3, **LONG)
     hub.send(members[0].token, SetInterval(500))
     hub.form(1, members)
     hub.wait(Saved, error="")

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ from surefoot.core.wire import Finished, Formed, Leave, Ready
 WORKER = Path(__file__).with_name("train_storm_worker.py")
 TOTAL, CHANGES = 300, 20
 SEED = int(os.environ.get("SUREFOOT_STORM_SEED", "7"))
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub()
-    yield made
-    made.close()
 
 
 def alone(folder: Path, total: int, **more: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +29,6 @@ from surefoot.core.wire import (
 from surefoot.train.sampler import DataOrder
 
 SAMPLES, BATCH = 101, 12
-PACE = "240"
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def vms(hub: Hub, tmp_path: Path) -> Iterator[Any]:
-    made: list[Vm] = []
-
-    def start(*numbers: int, **env: str) -> list[Vm]:
-        new = [Vm(hub, n, tmp_path, **{"SUREFOOT_PACE": PACE, **env}) for n in numbers]
-        made.extend(new)
-        for vm in new:
-            hub.wait(Ready, token=vm.token, timeout_s=90)
-        return new
-
-    yield start
-    for vm in made:
-        vm.end()
 
 
 def alone(folder: Path, total: int) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from surefoot.core.wire import Finished, Formed, Ready, WorkerExited
 from surefoot.train.sampler import DataOrder
 
 TOTAL = 160
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub()
-    yield made
-    made.close()
 
 
 @pytest.mark.timeout(180)

@@ -170,8 +170,8 @@ class GradientSum:
             tail = self._launch_tail(group)
             self.reducing = True
             for bucket in self._buckets:
-                bucket.work.wait()
-            tail.wait()
+                group.settle(bucket.work)
+            group.settle(tail)
         except RuntimeError as error:
             self._fail(group, error)
         else:
@@ -213,7 +213,8 @@ class GradientSum:
         for bucket in self._buckets[: self._launched]:
             with contextlib.suppress(RuntimeError):
                 if bucket.work is not None:
-                    bucket.work.wait()
+                    group.settle(bucket.work)
+        self._buckets = []  # what gloo did not end may still hold these tensors
         self.failure = error
         self._forget()
 
@@ -253,12 +254,6 @@ def hook(param: nn.Parameter, call: Any) -> Any:
     """Have `call(param)` called when a parameter's gradient is complete; returns the handle."""
     register: Any = param.register_post_accumulate_grad_hook
     return register(call)
-
-
-def wait_all(works: list[Any]) -> None:
-    """Wait for collectives. Raises RuntimeError when a member is lost."""
-    for work in works:
-        work.wait()
 
 
 def _gather(bucket: _Bucket) -> None:

@@ -21,6 +21,11 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 FORM_TIMEOUT = timedelta(seconds=30)
 
+_PATIENCE = timedelta(seconds=1)
+
+_ABANDONED: list[Any] = []
+"""Groups with a collective that never ended: letting go of one would wait for it."""
+
 Socket = tuple[int, str]
 """A file descriptor and its inode as /proc names it, so that a reused number is not mistaken."""
 
@@ -74,10 +79,30 @@ class Group:
     def wait(self, start: Callable[[], Any]) -> None:
         """Run one collective to its end. Raises GroupError when a member is gone."""
         try:
-            start().wait()
+            self.settle(start())
         except RuntimeError as error:
             self.broken = True
             raise GroupError(str(error)[:200]) from error
+
+    def settle(self, work: Any) -> None:
+        """Return when a collective is done. Raises RuntimeError when it failed.
+
+        Shut connections end gloo's collectives, but not every one: of two losses at the same
+        moment it may forget to tell the second waiter. So a group that was cut off is waited for
+        no longer than `_PATIENCE`; nothing can come any more.
+        """
+        while True:
+            try:
+                work.wait(_PATIENCE)
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # tells what it failed of, or nothing: done at the last moment
+                elif self.broken:
+                    _ABANDONED.append((self.pg, work))
+                    raise
+                else:
+                    continue
+            return
 
     def cut(self) -> None:
         """Shut the group's connections: what waits in a collective, here or at a peer, fails now.

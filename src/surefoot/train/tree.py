@@ -15,7 +15,7 @@ from torch import nn
 
 from surefoot.errors import ConfigError, NotBuiltError
 from surefoot.train.control import SLOTS, Control
-from surefoot.train.gradients import GradientSum, hook, wait_all
+from surefoot.train.gradients import GradientSum, hook
 from surefoot.train.group import Group
 from surefoot.train.sampler import parts_of
 
@@ -132,7 +132,7 @@ class TreeSum:
     def _reduce(self, group: Group) -> None:
         used = torch.tensor([*self._used, *self.control.values()])
         if group.pg is not None:
-            wait_all([group.sum_async(used)])
+            group.settle(group.sum_async(used))
         for kind in self._kinds:
             _hand_back(kind, self._sum(kind, group))
         for param, count in zip(self._params, used.tolist(), strict=False):
@@ -149,15 +149,10 @@ class TreeSum:
         out = kind.rows[:mine].view(mine, world, slice_size).transpose(0, 1).contiguous()
         every = torch.empty(self.shards, slice_size, dtype=out.dtype)
         counts = [len(parts_of(self.shards, rank, world)) * slice_size for rank in range(world)]
-        wait_all(
-            [
-                group.pg.alltoall_base(
-                    every.view(-1), out.view(-1), counts, [mine * slice_size] * world
-                )
-            ]
-        )
+        sizes = [mine * slice_size] * world
+        group.settle(group.pg.alltoall_base(every.view(-1), out.view(-1), counts, sizes))
         whole = torch.empty(world * slice_size, dtype=out.dtype)
-        wait_all([group.pg._allgather_base(whole, tree_sum(every).contiguous())])
+        group.settle(group.pg._allgather_base(whole, tree_sum(every).contiguous()))
         return whole
 
     def _forget(self) -> None:
