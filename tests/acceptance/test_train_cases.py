@@ -33,7 +33,7 @@ def test_notice_that_one_rank_hears_makes_all_save_the_same_step(
     hub.form(1, members)
     hub.wait_step(10)
     for vm in (c, a, b):
-        time.sleep(moments.uniform(0.0, 1.8))
+        time.sleep(moments.uniform(1.6, 3.0))  # closer ones are one notice heard twice
         since = len(hub.heard)
         vm.process.send_signal(signal.SIGTERM)  # the hub hands nothing on
         _, saved = hub.wait(Saved, since=since, emergency=True, token=a.token)

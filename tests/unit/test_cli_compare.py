@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ step_time: 1s
 deadline: 15m
 local: {trace: market.yaml}
 """
+
+WITHOUT_RAY = pytest.mark.skipif(find_spec("ray") is not None, reason="ray is installed here")
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ def test_a_sweep_varies_keys_keeps_rows_and_is_reported(
         (["--set", "floor"], "must be KEY=VALUE"),
         (["--set", "steps.many=1"], "there is a value where a section would be"),
         (["--out", "."], "holds no sweep"),
-        (["--engine", "ray"], "ray"),
+        pytest.param(["--engine", "ray"], "ray", marks=WITHOUT_RAY),
     ],
 )
 def test_a_wrong_sweep_is_explained(
