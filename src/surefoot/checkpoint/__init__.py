@@ -19,14 +19,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surefoot.checkpoint.engine import Checkpointer
     from surefoot.checkpoint.manifest import Manifest
+    from surefoot.checkpoint.retention import Best, EveryNHours, Latest
     from surefoot.checkpoint.save import Saved, SaveHandle
     from surefoot.checkpoint.storage import open_storage
 
-__all__ = ["Checkpointer", "Manifest", "SaveHandle", "Saved", "open_storage"]
+__all__ = [
+    "Best",
+    "Checkpointer",
+    "EveryNHours",
+    "Latest",
+    "Manifest",
+    "SaveHandle",
+    "Saved",
+    "open_storage",
+]
 
 _WHERE = {
     "Checkpointer": "engine",
     "Manifest": "manifest",
+    "Latest": "retention",
+    "EveryNHours": "retention",
+    "Best": "retention",
     "SaveHandle": "save",
     "Saved": "save",
     "open_storage": "storage",

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefoot.checkpoint import manifest as fmt
@@ -33,6 +34,8 @@ class Live:
     step: int
     kind: str = "periodic"
     score: float | None = None
+    unix_ms: int | None = None
+    """When it was committed, by the writer's clock; None in logs from before this was written."""
 
 
 @dataclass(slots=True)
@@ -103,11 +106,13 @@ def _fold(state: LogState, index: int, entry: Mapping[str, Any]) -> None:
 
 
 def _live(entry: Mapping[str, Any]) -> Live:
-    return Live(entry["folder"], int(entry["step"]), entry["save"], entry["score"])
+    when = entry.get("unix_ms")
+    return Live(entry["folder"], int(entry["step"]), entry["save"], entry["score"], when)
 
 
 def _live_json(live: Live) -> dict[str, Any]:
-    return {"folder": live.folder, "step": live.step, "save": live.kind, "score": live.score}
+    body = {"folder": live.folder, "step": live.step, "save": live.kind, "score": live.score}
+    return {**body, "unix_ms": live.unix_ms} if live.unix_ms is not None else body
 
 
 def _key(index: int) -> str:
@@ -143,6 +148,8 @@ class Commits:
 
     def commit(self, live: Live) -> None:
         """Append the commit of a complete checkpoint; raises FencedError if no longer in charge."""
+        if live.unix_ms is None:
+            live = replace(live, unix_ms=time.time_ns() // 1_000_000)
         self._append_or_fence({"kind": "commit", "writer": self.writer, **_live_json(live)})
         self._since_claim += 1
 

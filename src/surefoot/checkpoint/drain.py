@@ -21,6 +21,7 @@ from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint.commit import Live, folder_name, read_log
 from surefoot.checkpoint.manifest import File, Manifest
 from surefoot.checkpoint.persist import Persister, typed_errors
+from surefoot.checkpoint.retention import Keep
 from surefoot.checkpoint.storage import LocalStorage, check_sizes, open_storage
 from surefoot.errors import CheckpointError, ConfigError, CorruptError, FencedError, SurefootError
 
@@ -65,7 +66,7 @@ class Drain:
     `start` runs it in a thread at its interval; `copy_newest` is one round of it.
     """
 
-    def __init__(self, source: str, target: DrainTarget, keep: int) -> None:
+    def __init__(self, source: str, target: DrainTarget, keep: Keep) -> None:
         storage = open_storage(source)
         if not isinstance(storage, LocalStorage):
             raise ConfigError(

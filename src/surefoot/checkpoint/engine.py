@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from surefoot.checkpoint.manifest import Manifest
 from surefoot.checkpoint.persist import Persister, data_name
 from surefoot.checkpoint.pipeline import Group, InFlight, Pipeline, Writer
 from surefoot.checkpoint.plan import SavePlan, plan_save
+from surefoot.checkpoint.retention import Keep, rules_of
 from surefoot.checkpoint.save import Saved, SaveHandle
 from surefoot.checkpoint.shards import is_dtensor, plan_split, shards_of
 from surefoot.checkpoint.stage import Snapshot, owned_by, split
@@ -33,8 +35,10 @@ _GRACE_S = 2.0
 class Checkpointer:
     """Saves and loads nested state (tensors plus JSON-able values) under one path.
 
-    `path`: a folder. `keep`: how many checkpoints stay. `generation`: the fence; opening for
-    writing takes charge of the path, and whoever had it before gets FencedError. `rank` and
+    `path`: a folder. `keep`: how many checkpoints stay, or rules for it
+    (`Latest(n)`, `EveryNHours(h)`, `Best(n)` by the `score` given to `save`, a list of them).
+    `generation`: the fence; opening for writing takes charge of the path, and whoever had it
+    before gets FencedError. `rank` and
     `world`: in data-parallel training rank 0 writes and the others' saves settle at once; with
     `split=True` all ranks call `save` alike, each writes its share (its boxes of DTensors, an even
     part of the rest), and rank 0 commits when all are durable, or voids the save on all of them.
@@ -57,7 +61,7 @@ class Checkpointer:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        keep: int = 3,
+        keep: Keep = 3,
         *,
         generation: int = 0,
         rank: int = 0,
@@ -74,8 +78,7 @@ class Checkpointer:
         drain_to: str | os.PathLike[str] | None = None,
         drain_every_s: float = DEFAULT_EVERY_S,
     ) -> None:
-        if keep < 1:
-            raise CheckpointError(f"keep must be at least 1, not {keep}")
+        rules_of(keep)
         if arenas < 1:
             raise CheckpointError(f"arenas must be at least 1, not {arenas}")
         second = None if drain_to is None else Catalog(open_storage(drain_to))
@@ -119,14 +122,16 @@ class Checkpointer:
         metadata: Mapping[str, Any] | None = None,
         blocking: bool = False,
         kind: str = "periodic",
+        score: float | None = None,
     ) -> SaveHandle:
         """Start saving `state` as of now; `blocking=True` returns only when it is durable.
 
         The handle settles at the commit; retention acts after that.
 
         Waits for an earlier save if as many are in flight as there are arenas. `metadata` must be
-        JSON-able; `kind` ("periodic", "emergency", "final") is kept for listings. Raises
-        FencedError when a newer writer took over, CheckpointError for state that only pickle could
+        JSON-able; `score` is what `Best` goes by; `kind` ("periodic", "emergency", "final") is
+        kept for listings. Raises FencedError when a newer writer took over,
+        CheckpointError for state that only pickle could
         store; trouble while writing is reported by the handle and a warning, and counted in
         `failures`.
         """
@@ -138,6 +143,7 @@ class Checkpointer:
             raise self._pipeline.fenced
         started_s = time.monotonic()
         job = self._stage(handle, state, _plain(metadata or {}), kind, started_s)
+        job.score = _number(score)
         if job.snapshot.is_small:
             job.snapshot.begin()
             self._pipeline.put(job)  # last: from here on the copy competes for cores
@@ -382,6 +388,11 @@ class Checkpointer:
             self.drain.abandon()
         self._settle_all()
         self._stop(keeps=True)
+
+
+def _number(score: float | None) -> float | None:
+    """Return a score that can be compared; one that is not finite counts as none."""
+    return float(score) if score is not None and math.isfinite(score) else None
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:

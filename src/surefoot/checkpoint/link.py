@@ -15,6 +15,7 @@ from surefoot.checkpoint.arena import Arena
 from surefoot.checkpoint.errors_wire import error_from_json
 from surefoot.checkpoint.manifest import File, file_from_json
 from surefoot.checkpoint.persist import Order, Persister
+from surefoot.checkpoint.retention import spelled
 from surefoot.checkpoint.stage import Snapshot
 from surefoot.errors import CheckpointError
 
@@ -56,7 +57,7 @@ class WriterProcess:
         """
         body = {
             "url": persister.url,
-            "keep": persister.keep,
+            "keep": spelled(persister.keep),
             "corrupt": sorted(persister.corrupt),
             "writer": persister.commits.writer,
             "generation": persister.commits.generation,

@@ -15,7 +15,7 @@ from surefoot.checkpoint import manifest as fmt
 from surefoot.checkpoint.commit import Commits, Live, folder_name, parse_folder, read_log
 from surefoot.checkpoint.gate import Gate
 from surefoot.checkpoint.gather import Meeting, MovedError, reason
-from surefoot.checkpoint.retention import to_drop
+from surefoot.checkpoint.retention import Keep, to_drop
 from surefoot.checkpoint.storage import Storage, check_sizes, open_storage, typed
 from surefoot.errors import FencedError, SurefootError
 
@@ -53,7 +53,7 @@ class Persister:
     """The writing end of one checkpoint path; used from one thread."""
 
     url: str
-    keep: int
+    keep: Keep
     storage: Storage = field(init=False)
     commits: Commits = field(init=False)
     corrupt: set[str] = field(default_factory=set)

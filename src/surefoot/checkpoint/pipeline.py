@@ -24,6 +24,7 @@ from surefoot.checkpoint.link import WriterProcess
 from surefoot.checkpoint.persist import Order, Persister, data_name
 from surefoot.checkpoint.plan import SavePlan
 from surefoot.checkpoint.preflight import problems
+from surefoot.checkpoint.retention import at_least
 from surefoot.checkpoint.save import Pace, Saved, SaveHandle
 from surefoot.checkpoint.stage import Snapshot
 from surefoot.errors import CheckpointError, FencedError
@@ -44,6 +45,7 @@ class InFlight:
     metadata: Mapping[str, Any]
     kind: str
     started_s: float
+    score: float | None = None
 
 
 @dataclass(slots=True)
@@ -141,7 +143,7 @@ class Pipeline:
         n_bytes = job.plan.total_bytes
         tensors = self._entries(job.plan)
         step, world = job.handle.step, self.group.world
-        order = Order(step, job.kind, n_bytes, world, tensors, job.tree, job.metadata)
+        order = Order(step, job.kind, n_bytes, world, tensors, job.tree, job.metadata, job.score)
         folder = self._write(order, job)
         persist_s = time.monotonic() - job.started_s
         return Saved(step, folder, n_bytes, job.handle.stall_s, persist_s)
@@ -207,7 +209,7 @@ class Pipeline:
         self._looked_ahead = True
         with contextlib.suppress(OSError):
             size = n_bytes * (group.world if group.shares else 1)
-            for problem in problems(self._persister.storage, size, self._persister.keep):
+            for problem in problems(self._persister.storage, size, at_least(self._persister.keep)):
                 self._reports.append(problem)
                 warnings.warn(problem, stacklevel=2)
 

@@ -22,6 +22,7 @@ from surefoot.checkpoint.gate import ArenaGate
 from surefoot.checkpoint.keeper import Keeper, Kept
 from surefoot.checkpoint.manifest import file_json
 from surefoot.checkpoint.persist import Order, Persister, data_name, typed_errors
+from surefoot.checkpoint.retention import unspelled
 from surefoot.checkpoint.storage import open_storage
 
 _PR_SET_NAME = 15
@@ -101,7 +102,7 @@ class _Server:
 
     def _persist(self, body: dict[str, Any]) -> str:
         url = body["url"]
-        persister = self._persisters.setdefault(url, Persister(url, body["keep"]))
+        persister = self._persisters.setdefault(url, Persister(url, unspelled(body["keep"])))
         persister.corrupt = set(body["corrupt"])
         persister.go_on(body["writer"], body["generation"], body["attempt"])
         order = Order(**body["order"])
