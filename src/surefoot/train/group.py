@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +26,9 @@ _PATIENCE = timedelta(seconds=1)
 
 _ABANDONED: list[Any] = []
 """Groups with a collective that never ended: letting go of one would wait for it."""
+
+_DEVICES = threading.Lock()
+"""Held while a device is made, so that its listener can be told from those of other groups."""
 
 Socket = tuple[int, str]
 """A file descriptor and its inode as /proc names it, so that a reused number is not mistaken."""
@@ -142,24 +146,40 @@ def form(
     addresses = tuple(a for a in order.addresses for _ in range(workers))
     if world == 1:
         return Group(order.number, 0, addresses)
-    before = set(open_sockets())
     if rank == 0:
-        store, port = _serve_store(address)
+        served, port = _serve_store(address)
         publish(StoreUp(order.number, address, port))
     else:
         up = await_store(order.number)
-        store = TCPStore(
-            up.host, up.port, is_master=False, timeout=FORM_TIMEOUT, wait_for_workers=False
+        port = up.port
+        served = TCPStore(
+            up.host, port, is_master=False, timeout=FORM_TIMEOUT, wait_for_workers=False
         )
-    pg = _gloo(PrefixStore(f"g{order.number}", store), rank, world, address)
-    group = Group(order.number, rank, addresses, pg, store)
-    group.sockets = _to_members(set(open_sockets()) - before, order.addresses, address)
-    return group
+    store = PrefixStore(f"g{order.number}", served)
+    device, own_port = _device(address)
+    store.set(f"port{rank}", str(own_port))
+    pg = _gloo(store, rank, world, device)
+    ends = {(addresses[r], int(store.get(f"port{r}"))) for r in range(world)}
+    ends.add((addresses[0], port))
+    return Group(order.number, rank, addresses, pg, served, _connections(ends))
 
 
-def _gloo(store: Store, rank: int, world: int, address: str) -> Any:
+def _device(address: str) -> tuple[Any, int]:
+    """Return a gloo device and the port on which it listens."""
+    with _DEVICES:
+        before = set(open_sockets())
+        device = dist.ProcessGroupGloo.create_device(hostname=address)
+        for number, inode in open_sockets():
+            if (number, inode) not in before:
+                port = _listening_port(number, address)
+                if port:
+                    return device, port
+    raise RuntimeError(f"gloo does not listen on {address}")
+
+
+def _gloo(store: Store, rank: int, world: int, device: Any) -> Any:
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._devices = [device]
     options._timeout = FORM_TIMEOUT
     options._threads = 2
     pg: Any = dist.ProcessGroupGloo(store, rank, world, options)
@@ -208,23 +228,36 @@ def shut(sockets: Sequence[Socket]) -> int:
     return count
 
 
-def _to_members(sockets: set[Socket], members: Sequence[str], address: str) -> tuple[Socket, ...]:
-    return tuple(s for s in sockets if _reaches(s[0], set(members), address))
+def _connections(ends: set[tuple[str, int]]) -> tuple[Socket, ...]:
+    """Return this process's connections to or from what listens at `ends`, (address, port) each.
 
-
-def _reaches(number: int, members: set[str], address: str) -> bool:
-    """Return whether the connection ends at a member.
-
-    On loopback the kernel gives every dialler the source 127.0.0.1, so that there an accepted
-    connection is known by its own end, which is the VM's address.
+    By the ports, as the groups of several generations may be forming at the same time, and on
+    loopback the kernel gives every dialler the source 127.0.0.1.
     """
+    return tuple(s for s in open_sockets() if not ends.isdisjoint(_ends(s[0])))
+
+
+def _ends(number: int) -> tuple[tuple[str, int], ...]:
+    """Return the peer's and the own end of a connection; nothing if it is none."""
     try:
         with socket.socket(fileno=os.dup(number)) as connection:
-            peer, own = _host(connection.getpeername()), _host(connection.getsockname())
+            return _end(connection.getpeername()), _end(connection.getsockname())
     except OSError:
-        return False
-    return peer in members or (own == address and peer.startswith("127."))
+        return ()
 
 
-def _host(name: Any) -> str:
-    return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
+def _listening_port(number: int, address: str) -> int:
+    """Return where a socket listens on `address`; 0 if it does not."""
+    try:
+        with socket.socket(fileno=os.dup(number)) as listener:
+            host, port = _end(listener.getsockname())
+            listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        return 0
+    return port if listens and host == address else 0
+
+
+def _end(name: Any) -> tuple[str, int]:
+    if not isinstance(name, tuple):
+        return "", 0
+    return str(name[0]).removeprefix("::ffff:"), int(name[1])
