@@ -28,10 +28,10 @@ pools:
     supply: {0s: 2, 32s: 1}
     spot: 0.97
     on_demand: 3.06
-    notice: 6s
+    notice: 12s
     boot: 5s
     reclaims:
-      - {at: 20s, count: 1, notice: 6s}
+      - {at: 14s, count: 1, notice: 12s}
 """
 JOB = """\
 name: story

@@ -40,6 +40,8 @@ class Lead:
     addresses: dict[str, str] = field(default_factory=dict)
     kept_out: frozenset[str] = frozenset()
     interval_ms: int = 0
+    _holders: frozenset[str] = frozenset()
+    """Members of the newest group that trained, even if it is broken by now."""
     _last_save_ms: int = 0
     """When the last ones to leave were asked to save; 0 when nobody was."""
 
@@ -89,7 +91,9 @@ class Lead:
             noticed = {t for t, vm in present.items() if vm.state is InstanceState.NOTICED}
             leaving |= noticed
         wave = wave_ms(fleet, sorted(waiting), members=len(members))
-        return Seats(ready, leaving, frozenset(pressed), self.kept_out, wave)
+        if self.record.formed is not None:
+            self._holders = frozenset(self.record.formed.members)
+        return Seats(ready, leaving, frozenset(pressed), self.kept_out, self._holders, wave)
 
     def _is_stuck(self, now_ms: int) -> bool:
         """Return whether members keep on asking for another generation than the newest."""

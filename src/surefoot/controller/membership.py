@@ -26,13 +26,15 @@ class Seats:
 
     `ready`: VM token -> instant since when its worker is warm and heard. `leaving`: those that
     are to hand over (drained, or their notice runs out). `pressed`: the leaving ones whose time
-    does not allow to wait. `kept_out`: ready VMs that a Resize left out.
+    does not allow to wait. `kept_out`: ready VMs that a Resize left out. `holders`: members of
+    the group that last trained, in whose memory the training is.
     """
 
     ready: Mapping[str, int]
     leaving: frozenset[str] = frozenset()
     pressed: frozenset[str] = frozenset()
     kept_out: frozenset[str] = frozenset()
+    holders: frozenset[str] = frozenset()
     wave_ms: int = 0
     """How long the joiners wait for VMs that were launched with them."""
 
@@ -55,8 +57,8 @@ def regroup(
 
     Survivors keep their order and joiners come behind them, so ranks are stable. A silent loss
     is urgent and takes waiting joiners along. Leavers go only when somebody who holds the live
-    state stays: otherwise the joiners come in first, and the leavers go once those have it (or
-    at once, where they hand over by a checkpoint).
+    state stays: otherwise the joiners come in first, and the leavers go once those have it,
+    however little time is left (or at once, where they hand over by a checkpoint).
     `again`: members asked for a new generation because the present one does not form.
     """
     lost = tuple(m for m in group.members if m not in seats.ready)
@@ -64,7 +66,8 @@ def regroup(
     stay = tuple(m for m in group.members if m in seats.ready and m not in seats.leaving)
     join = _joiners(group, seats)
     settled = group.formed or now_ms >= group.form_by_ms
-    pressed = bool(seats.pressed & set(going))
+    held = settings.by_checkpoint or not seats.holders or not seats.holders.isdisjoint(stay)
+    pressed = held and not seats.pressed.isdisjoint(going)
     if lost:
         members = (stay or going) + join
         left = going if stay else ()
