@@ -85,6 +85,9 @@ class Watch:
         if now_ms - self.read_ms < FRESH_MS:
             return
         self.read_ms = now_ms
+        self._try_to_read()
+
+    def _try_to_read(self) -> None:
         try:
             self._read()
             self.trouble = ""
@@ -177,7 +180,8 @@ class Watch:
             return self.story.state.outcome
         if leader is not None:
             return "under way"
-        return "left" if self.seq else "not begun"
+        self._try_to_read()  # a leader writes the end before it goes: what was read may be older
+        return self.story.state.outcome or ("left" if self.seq else "not begun")
 
     def bodies(self, after: int, limit: int) -> list[tuple[int, str, str]]:
         """Return (seq, kind, body as JSON text) of stored events, readable or not."""
