@@ -31,7 +31,7 @@ pools:
     notice: 12s
     boot: 5s
     reclaims:
-      - {at: 14s, count: 1, notice: 12s}
+      - {at: 26s, count: 1, notice: 12s}
 """
 JOB = """\
 name: story
