@@ -132,11 +132,11 @@ class Snapshot:
         for slot, tensor in pairs:
             if slot.n_bytes == 0:
                 continue
-            if tensor.device.type in _WITH_STREAMS:
+            if tensor.is_cpu and tensor.is_contiguous() and not _is_lazy(tensor):
+                acts += _pieces(self.arena, slot, tensor)
+            elif tensor.device.type in _WITH_STREAMS:
                 lane = self._lane(tensor.device)
                 acts.append((slot.offset, DeviceCopy(self.arena, slot, tensor, lane)))
-            elif tensor.device.type == "cpu" and tensor.is_contiguous() and not _is_lazy(tensor):
-                acts += _pieces(self.arena, slot, tensor)
             else:
                 acts.append((slot.offset, _Copy(self.arena, slot, tensor)))
         return acts
@@ -189,14 +189,18 @@ def owned_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     owned: set[int] = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            owned.update(p.data_ptr() for p in group["params"])
+            owned.update([p.data_ptr() for p in group["params"]])
         for state in optimizer.state.values():
-            owned.update(v.data_ptr() for v in state.values() if isinstance(v, torch.Tensor))
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    owned.add(value.data_ptr())
     return owned
 
 
 def _pieces(arena: Arena, slot: Slot, tensor: torch.Tensor) -> list[tuple[int, Act]]:
     target, source = arena.address, tensor.data_ptr()
+    if slot.n_bytes <= _PIECE_BYTES:
+        return [(slot.offset, _Memcpy(target + slot.offset, source, slot.n_bytes, tensor))]
     acts: list[tuple[int, Act]] = []
     for at in range(0, slot.n_bytes, _PIECE_BYTES):
         n, start = min(_PIECE_BYTES, slot.n_bytes - at), slot.offset + at

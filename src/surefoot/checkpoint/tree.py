@@ -42,22 +42,26 @@ def restore(node: Node, tensors: Mapping[str, torch.Tensor]) -> Any:
     return make(body, tensors)
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""What has an address of its own: others may wrap several tensors, or none."""
+
+
 class _Walk:
-    """One pass over a state; `seen` finds tied tensors by pointer, shape and stride."""
+    """One pass over a state; `seen` finds tied tensors: by pointer, then by all else."""
 
     def __init__(self) -> None:
         self.leaves: dict[str, torch.Tensor] = {}
-        self.seen: dict[tuple[Any, ...], str] = {}
+        self.seen: dict[int, list[tuple[torch.Tensor, str]]] = {}
 
     def node(self, value: Any, path: str) -> Node:
         if isinstance(value, torch.Tensor):
             return {"tensor": self.leaf(value, path)}
         if isinstance(value, np.ndarray):
             return {"array": self.leaf(_from_numpy(value, path), path)}
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):  # asking a Mapping takes long
             items = [[_key(k, path), self.node(v, _join(path, k))] for k, v in value.items()]
             return {"dict": items}
-        if isinstance(value, list | tuple):
+        if isinstance(value, (list, tuple)):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [self.node(v, _join(path, i)) for i, v in enumerate(value)]}
         if callable(getattr(value, "state_dict", None)):
@@ -73,21 +77,23 @@ class _Walk:
             )
         if tensor.is_meta:
             raise CheckpointError(f"state[{name}] is on the meta device: it has no bytes to save")
-        key = _identity(tensor)
-        if key is not None and key in self.seen:
-            return self.seen[key]
+        at = tensor.data_ptr() if type(tensor) in _PLAIN else 0  # 0 too where there are no bytes
+        for other, known in self.seen.get(at, ()) if at else ():
+            if _is_same(tensor, other):
+                return known
         if name in self.leaves:
             raise CheckpointError(f"two tensors share the path {name!r}: rename one of the keys")
         self.leaves[name] = tensor.detach() if tensor.requires_grad else tensor
-        if key is not None:
-            self.seen[key] = name
+        if at:
+            self.seen.setdefault(at, []).append((tensor, name))
         return name
 
 
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    if tensor.numel() == 0 or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return None
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors that begin at the same address are the same numbers."""
+    if one.numel() == 0 or (one.device, one.dtype) != (other.device, other.dtype):
+        return False
+    return one.shape == other.shape and one.stride() == other.stride()
 
 
 def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
@@ -104,8 +110,8 @@ def _join(path: str, key: Any) -> str:
 
 
 def _key(key: Any, path: str) -> str | int:
-    if isinstance(key, str | int) and not isinstance(key, bool):
-        return key
+    if type(key) is str or (isinstance(key, (str, int)) and not isinstance(key, bool)):
+        return key  # no `str | int` here: making it anew takes longer than the rest
     raise CheckpointError(f"state[{path}] has the key {key!r}; only text and whole numbers go")
 
 
