@@ -85,7 +85,8 @@ class TimeSplit:
     at_ms: int | None = None
     wall_ms: int = 0
     kept_ms: int = 0
-    spent: Badput = Badput()
+    spent: dict[str, int] = field(default_factory=dict)
+    """Milliseconds by cause, under the names of `Badput`."""
     recoveries_ms: list[int] = field(default_factory=list)
     running: bool = False
     group: bool = False
@@ -134,12 +135,12 @@ class TimeSplit:
         self._advance(at_ms)
         stall = min(stall_ms, self.kept_ms - self.marks[-1][1])
         if stall > 0:
-            self.spent = self.spent.plus("checkpoint_stall", stall)
+            self._spend("checkpoint_stall", stall)
             self.kept_ms -= stall
 
     def goodput(self) -> Goodput:
         """Return the split so far; a pause still going on counts as what it now looks like."""
-        return Goodput(self.wall_ms, self.spent.plus(self._cause(), self.pause_ms))
+        return Goodput(self.wall_ms, Badput(**self.spent).plus(self._cause(), self.pause_ms))
 
     def _fleet(self, event: Event) -> None:
         match event:
@@ -174,16 +175,20 @@ class TimeSplit:
             self.pause_ms += span
         else:
             booting = not self.formed_once and (self.held or not self.refused)
-            self.spent = self.spent.plus("startup" if booting else "waiting", span)
+            self._spend("startup" if booting else "waiting", span)
 
     def _started(self, event: RunStarted) -> None:
         if self.wall_ms or self.formed_once:
-            self.spent = self.spent.plus("idle", self.gap_ms)
+            self._spend("idle", self.gap_ms)
             self.wall_ms += self.gap_ms
         elif event.step:
             self.marks = [(event.step, 0)]
         self.gap_ms, self.running, self.group = 0, True, False
         self.paused_at_ms = event.at_ms
+
+    def _spend(self, cause: str, span_ms: int) -> None:
+        if span_ms:
+            self.spent[cause] = self.spent.get(cause, 0) + span_ms
 
     def _cause(self) -> str:
         if not self.formed_once:
@@ -192,7 +197,7 @@ class TimeSplit:
 
     def _close_pause(self) -> None:
         self.last_pause = (self._cause(), self.pause_ms)
-        self.spent = self.spent.plus(*self.last_pause)
+        self._spend(*self.last_pause)
         self.pause_ms = 0
 
     def _formed(self, event: GroupFormed) -> None:
@@ -215,7 +220,7 @@ class TimeSplit:
         """
         kept = min(self.kept_ms, self._kept_at(step))
         thrown_ms = self.kept_ms - kept
-        self.spent = self.spent.plus(cause, thrown_ms)
+        self._spend(cause, thrown_ms)
         self.kept_ms = kept
         while self.marks and self.marks[-1][0] >= step:
             self.marks.pop()
@@ -245,7 +250,7 @@ class TimeSplit:
     def _saved(self, event: CheckpointCommitted) -> None:
         stall = min(event.stall_ms, self.kept_ms - self._kept_at(event.step), self.kept_ms)
         if stall > 0:
-            self.spent = self.spent.plus("checkpoint_stall", stall)
+            self._spend("checkpoint_stall", stall)
             self.kept_ms -= stall
             self.marks = [(s, k if s <= event.step else max(0, k - stall)) for s, k in self.marks]
         first = max(0, bisect.bisect_right(self.marks, (event.step, self.kept_ms)) - 1)
@@ -260,5 +265,5 @@ class TimeSplit:
             cause, pause_ms = self.last_pause
             span = min(restore_ms, pause_ms)
             self.last_pause = (cause, pause_ms - span)
-            self.spent = self.spent.plus(cause, -span)
-        self.spent = self.spent.plus("restore", span)
+            self._spend(cause, -span)
+        self._spend("restore", span)

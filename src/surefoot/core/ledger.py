@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from surefoot.core.event import (
     CheckpointCommitted,
@@ -177,8 +177,7 @@ class Ledger:
         A running VM owes its minimum from the start. Rounded once per capacity.
         """
         at_ms = self._now_ms if now_ms is None else now_ms
-        held = _sum((key, self._owed(key, at_ms)) for key in self._used)
-        return replace(held, egress=self._egress.micro_usd)
+        return _sum(((key, self._owed(key, at_ms)) for key in self._used), self._egress.micro_usd)
 
     def by_pool(self, now_ms: int | None = None) -> Mapping[Pool, Bill]:
         """Return the bill split by pool."""
@@ -278,7 +277,7 @@ class Ledger:
         return self._accounts.setdefault(key, _Account())
 
 
-def _sum(rows: Iterable[tuple[Key, tuple[int, int]]]) -> Bill:
+def _sum(rows: Iterable[tuple[Key, tuple[int, int]]], egress: int = 0) -> Bill:
     spot = on_demand = unknown = 0
     for (_, capacity), (cost, blind) in rows:
         unknown += blind
@@ -286,7 +285,7 @@ def _sum(rows: Iterable[tuple[Key, tuple[int, int]]]) -> Bill:
             spot += cost
         else:
             on_demand += cost
-    return Bill(_rounded(spot), _rounded(on_demand), unknown)
+    return Bill(_rounded(spot), _rounded(on_demand), unknown, egress)
 
 
 def _rounded(cost: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from surefoot.core.forecast.ages import AgeCurve
@@ -44,6 +45,10 @@ class Spells:
     ended: float = 0.0
     hours: float = 0.0
     weighted_h: float = 0.0
+
+    def copied(self) -> Spells:
+        """Return a copy."""
+        return Spells(self.ended, self.hours, self.weighted_h)
 
     def add(self, length_h: float, curve: AgeCurve) -> None:
         """Count one more ended spell."""
@@ -121,13 +126,10 @@ class Evidence:
 
     def copied(self) -> Evidence:
         """Return a copy that can be advanced without touching this one."""
-        twin = Evidence.__new__(Evidence)
-        for name in SLOTS:
-            setattr(twin, name, getattr(self, name))
+        twin = Evidence(*_all_of(self))
         twin.alive = dict(self.alive)
-        twin.windows = Spells(*(getattr(self.windows, n) for n in Spells.__slots__))
-        twin.droughts = Spells(*(getattr(self.droughts, n) for n in Spells.__slots__))
-        twin.flow = Flow(*(getattr(self.flow, n) for n in Flow.__slots__))
+        twin.windows, twin.droughts = self.windows.copied(), self.droughts.copied()
+        twin.flow = Flow(self.flow.from_ms, *self.flow.row())
         return twin
 
     def behind(self, record: PoolHistory) -> bool:
@@ -324,4 +326,5 @@ class Evidence:
 
 
 SLOTS: tuple[str, ...] = tuple(Evidence.__slots__)
+_all_of = attrgetter(*SLOTS)
 NESTED: dict[str, Any] = {"windows": Spells, "droughts": Spells, "flow": Flow}

@@ -257,6 +257,8 @@ def overdue(seen: Observation, vm: Instance) -> bool:
 
 def soon(seen: Observation, capacity: Capacity) -> tuple[Instance, ...]:
     """Return the VMs that are ready or will be within the usual boot time, by pool and token."""
+    if not seen.state.fleet:
+        return ()
     vms = [
         vm
         for vm in seen.state.fleet
